@@ -10,10 +10,6 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-CORE = ["pf_clock", "pf_sock", "pf_json", "pf_http", "pf_sse", "pf_conn", "pf_engine", "pf_fire",
-        "pf_responder"]
-STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
-
 
 def flags() -> tuple[list[str], list[str]]:
     common = ["-std=gnu11", "-fvisibility=hidden"]
@@ -33,10 +29,10 @@ def extensions() -> list[Extension]:
     # with the strict set as errors; here the strict set would break on a newer compiler's opinion.
     native = Extension(
         "percentes_fast._native",
-        ["src/percentes_fast/_native.pyx", *(f"csrc/{name}.c" for name in CORE
-                                             if Path(f"csrc/{name}.c").exists())],
+        ["src/percentes_fast/_native.pyx", *(str(p) for p in sorted(Path("csrc").glob("*.c")))],
         include_dirs=["csrc"],
         depends=[str(p) for p in sorted(Path("csrc").glob("*.h"))],
+        define_macros=[("_GNU_SOURCE", "1")],
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )

@@ -1,8 +1,8 @@
 /* The one list of record columns, cause codes and slab words.
  *
  * Does: names what a worker writes, once; schema.py holds the same list and a test compares them.
- * Never: decides what an outcome is. A cause is a fact ("the body was cut"), the judge names states.
- * Plan: columns as an X-macro (name, C type, sentinel); causes and kinds as enums.
+ * Never: decides what an outcome is. A cause is a fact ("the body was cut"), the judge names
+ * states. Plan: columns as an X-macro (name, C type, sentinel); causes and kinds as enums.
  */
 #ifndef PF_RECORD_H
 #define PF_RECORD_H

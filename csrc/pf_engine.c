@@ -1,0 +1,205 @@
+/* One worker's loop. See pf_engine.h.
+ *
+ * Plan: a turn sends what is due, ends what is over its deadline, closes the second, then polls:
+ * for nothing (spinning) when a send is near, else until the next thing is due. After every event
+ * served the schedule is looked at again, so a send never waits behind more than one read.
+ */
+#include "pf_engine.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "pf_exchange.h"
+#include "pf_sock.h"
+
+#define EVENTS 64
+#define LONGEST_SLEEP (PF_SECOND / 10) /* the stop word is looked at this often at least */
+#define LATE_AT_STOP (PF_SECOND / 20)  /* gate G2's longest skew: older undispatched rows are lost \
+                                        */
+
+int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup, void *base,
+                   size_t bytes) {
+    memset(engine, 0, sizeof *engine);
+    engine->setup = *setup;
+    engine->poller = -1;
+    if (pf_slab_open(&engine->slab, base, bytes) != 0) return -EINVAL;
+    engine->rows = engine->slab.words[PF_WORD_rows];
+    engine->buffer = malloc(PF_READ_BYTES);
+    engine->poller = epoll_create1(EPOLL_CLOEXEC);
+    if (!engine->buffer || engine->poller < 0 ||
+        pf_conns_init(&engine->conns, setup->max_connections, setup->target_count) != 0) {
+        pf_engine_destroy(engine);
+        return -ENOMEM;
+    }
+    memset(engine->buffer, 0, PF_READ_BYTES); /* touched before the run, not at the first read */
+    return 0;
+}
+
+void pf_engine_destroy(struct pf_engine *engine) {
+    if (engine->conns.table) {
+        for (int32_t i = 0; i < engine->conns.used; i++)
+            if (engine->conns.table[i].fd >= 0) pf_sock_close(engine->conns.table[i].fd);
+        pf_conns_destroy(&engine->conns);
+    }
+    if (engine->poller >= 0) close(engine->poller);
+    free(engine->buffer);
+    engine->buffer = NULL;
+    engine->poller = -1;
+}
+
+static pf_ns next_due(const struct pf_engine *engine) {
+    if (engine->next >= engine->rows) return INT64_MAX;
+    return engine->slab.intended_ns[engine->next] + engine->epoch;
+}
+
+static void send_due(struct pf_engine *engine, pf_ns now) {
+    while (next_due(engine) <= now) {
+        int64_t row = engine->next++;
+        pf_slab_store(&engine->slab, PF_WORD_next_row, engine->next);
+        pf_exchange_start(engine, row);
+    }
+}
+
+static void expire(struct pf_engine *engine, pf_ns now) {
+    for (int kind = 0; kind < PF_KINDS; kind++) {
+        struct pf_conn *conn;
+        while ((conn = pf_conns_oldest(&engine->conns, kind)) && conn->deadline_ns <= now)
+            pf_exchange_abandon(engine, conn, PF_CAUSE_DEADLINE);
+    }
+}
+
+static pf_ns next_deadline(const struct pf_engine *engine) {
+    pf_ns first = INT64_MAX;
+    for (int kind = 0; kind < PF_KINDS; kind++) {
+        struct pf_conn *conn = pf_conns_oldest((struct pf_conns *)(uintptr_t)&engine->conns, kind);
+        if (conn && conn->deadline_ns < first) first = conn->deadline_ns;
+    }
+    return first;
+}
+
+static void retire_old_idle(struct pf_engine *engine, pf_ns now) {
+    for (int32_t target = 0; target < engine->conns.targets; target++) {
+        struct pf_conn *conn;
+        while ((conn = pf_conns_oldest_idle(&engine->conns, target)) &&
+               now - conn->idle_since_ns > engine->setup.idle_reuse_ns)
+            pf_exchange_retire(engine, conn);
+    }
+}
+
+static void write_second(struct pf_engine *engine, pf_ns at) {
+    struct pf_slab *slab = &engine->slab;
+    pf_ns cpu = pf_clock_read(CLOCK_THREAD_CPUTIME_ID);
+    int64_t i = slab->words[PF_WORD_seconds_used];
+    if (i >= slab->words[PF_WORD_seconds_capacity]) {
+        pf_slab_add(slab, PF_WORD_seconds_lost, 1);
+    } else {
+        slab->second_end_ns[i] = at;
+        slab->second_cpu_ns[i] = cpu - engine->cpu_before;
+        slab->second_idle_poll_ns[i] = engine->idle_poll_ns;
+        slab->second_sent[i] = engine->second_sent;
+        slab->second_skew_max_ns[i] = engine->second_sent ? engine->second_skew_max : PF_NULL64;
+        slab->second_reads[i] = engine->second_reads;
+        slab->second_polls[i] = engine->second_polls;
+        pf_slab_store(slab, PF_WORD_seconds_used, i + 1);
+    }
+    engine->cpu_before = cpu;
+    engine->idle_poll_ns = 0;
+    engine->second_sent = engine->second_reads = engine->second_polls = 0;
+    engine->second_skew_max = INT64_MIN;
+}
+
+/* Once a second: own figures, old idle connections, is the parent still there? */
+static void close_second(struct pf_engine *engine, pf_ns now) {
+    pf_ns at = now - engine->epoch;
+    if (at < engine->next_second) return;
+    write_second(engine, at);
+    retire_old_idle(engine, now);
+    pf_slab_store(&engine->slab, PF_WORD_heartbeat_ns, at);
+    if (engine->setup.parent_pid && getppid() != engine->setup.parent_pid)
+        pf_slab_store(&engine->slab, PF_WORD_stop, 1);
+    engine->next_second = (at / PF_SECOND + 1) * PF_SECOND;
+}
+
+/* How long the poll may sleep; 0 when a send is near. */
+static pf_ns sleep_time(const struct pf_engine *engine, pf_ns now) {
+    pf_ns due = next_due(engine);
+    if (due - engine->setup.spin_ns <= now) return 0;
+    pf_ns until = now + LONGEST_SLEEP;
+    if (due != INT64_MAX && due - engine->setup.spin_ns < until)
+        until = due - engine->setup.spin_ns;
+    pf_ns other = engine->next_second + engine->epoch;
+    pf_ns deadline = next_deadline(engine);
+    if (deadline < other) other = deadline;
+    if (other < until) until = other;
+    return until > now ? until - now : 0;
+}
+
+static void serve(struct pf_engine *engine, const struct epoll_event *events, int count) {
+    for (int i = 0; i < count; i++) {
+        pf_exchange_ready(engine, &engine->conns.table[events[i].data.u32], events[i].events);
+        send_due(engine, pf_clock_now());
+    }
+}
+
+/* epoll_wait rounds to 1 ms; kernels before 5.11 have no other, there the spin covers the rest. */
+static int poll_events(int poller, struct epoll_event *events, pf_ns sleep) {
+    struct timespec wait = pf_clock_timespec(sleep);
+    int count = epoll_pwait2(poller, events, EVENTS, &wait, NULL);
+    if (count >= 0 || errno != ENOSYS) return count;
+    return epoll_wait(poller, events, EVENTS, (int)(sleep / (PF_SECOND / 1000)));
+}
+
+static void turn(struct pf_engine *engine) {
+    struct epoll_event events[EVENTS];
+    pf_ns before = pf_clock_now();
+    int64_t row = engine->next;
+    send_due(engine, before);
+    expire(engine, before);
+    close_second(engine, before);
+    pf_ns now = engine->next == row ? before : pf_clock_now();
+    pf_ns sleep = sleep_time(engine, now);
+    int count = poll_events(engine->poller, events, sleep);
+    engine->second_polls++;
+    if (count > 0)
+        serve(engine, events, count);
+    else if (sleep == 0 && engine->next == row)
+        engine->idle_poll_ns += pf_clock_now() - before;
+}
+
+/* What is open is ended, what is not yet due is cut; both are told apart from what was served. */
+static void interrupt(struct pf_engine *engine) {
+    struct pf_slab *slab = &engine->slab;
+    pf_ns at = pf_clock_now() - engine->epoch;
+    for (int kind = 0; kind < PF_KINDS; kind++) {
+        struct pf_conn *conn;
+        while ((conn = pf_conns_oldest(&engine->conns, kind)))
+            pf_exchange_abandon(engine, conn, PF_CAUSE_STOPPED);
+    }
+    for (int64_t row = engine->next; row < engine->rows; row++)
+        if (slab->intended_ns[row] > at - LATE_AT_STOP) slab->cause[row] = PF_CAUSE_NOT_DUE;
+    pf_slab_store(slab, PF_WORD_stopped_ns, at);
+}
+
+int pf_engine_run(struct pf_engine *engine) {
+    int interrupted = 0;
+    engine->epoch = pf_slab_load(&engine->slab, PF_WORD_epoch_ns);
+    engine->cpu_before = pf_clock_read(CLOCK_THREAD_CPUTIME_ID);
+    engine->next_second = PF_SECOND;
+    engine->second_skew_max = INT64_MIN;
+    pf_slab_store(&engine->slab, PF_WORD_state, PF_SLAB_RUNNING);
+    while (engine->next < engine->rows || engine->in_flight > 0) {
+        if (pf_slab_load(&engine->slab, PF_WORD_stop)) {
+            interrupt(engine);
+            interrupted = 1;
+            break;
+        }
+        turn(engine);
+    }
+    pf_ns now = pf_clock_now();
+    write_second(engine, now - engine->epoch);
+    pf_slab_store(&engine->slab, PF_WORD_heartbeat_ns, now - engine->epoch);
+    pf_slab_store(&engine->slab, PF_WORD_state, PF_SLAB_ENDED);
+    return interrupted;
+}

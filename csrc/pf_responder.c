@@ -1,0 +1,272 @@
+/* Known-timing server. See pf_responder.h.
+ *
+ * Plan: one epoll loop; streams with something due stand in a binary heap by due time; the wait is
+ * as in the engine (sleep, then spin).
+ */
+#include "pf_responder.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define PEERS 4096
+#define EVENTS 64
+#define HEAD_BYTES 2048
+
+struct peer {
+    int fd;      /* -1: free */
+    int heap_at; /* -1: nothing due */
+    size_t head_length;
+    size_t body_left; /* of the request */
+    int in_body;
+    int64_t tokens, sent;
+    pf_ns gap_ns, due_ns;
+    char head[HEAD_BYTES + 1];
+};
+
+struct responder {
+    int poller, listener;
+    struct peer *peers;
+    int heap[PEERS];
+    int due_count;
+    struct pf_responder_stats *stats;
+};
+
+static void heap_place(struct responder *r, int at, int peer) {
+    r->heap[at] = peer;
+    r->peers[peer].heap_at = at;
+}
+
+static pf_ns due_at(const struct responder *r, int at) {
+    return r->peers[r->heap[at]].due_ns;
+}
+
+static void heap_swap(struct responder *r, int a, int b) {
+    int peer = r->heap[a];
+    heap_place(r, a, r->heap[b]);
+    heap_place(r, b, peer);
+}
+
+static void heap_settle(struct responder *r, int at) {
+    while (at > 0 && due_at(r, at) < due_at(r, (at - 1) / 2)) {
+        heap_swap(r, at, (at - 1) / 2);
+        at = (at - 1) / 2;
+    }
+    for (;;) {
+        int least = at;
+        for (int child = 2 * at + 1; child <= 2 * at + 2 && child < r->due_count; child++)
+            if (due_at(r, child) < due_at(r, least)) least = child;
+        if (least == at) return;
+        heap_swap(r, at, least);
+        at = least;
+    }
+}
+
+static void heap_add(struct responder *r, int peer) {
+    heap_place(r, r->due_count++, peer);
+    heap_settle(r, r->due_count - 1);
+}
+
+static void heap_remove(struct responder *r, int peer) {
+    int at = r->peers[peer].heap_at;
+    if (at < 0) return;
+    int last = r->heap[--r->due_count];
+    r->peers[peer].heap_at = -1;
+    if (last == peer) return;
+    heap_place(r, at, last);
+    heap_settle(r, at);
+}
+
+static void drop(struct responder *r, int peer) {
+    heap_remove(r, peer);
+    close(r->peers[peer].fd);
+    r->peers[peer].fd = -1;
+}
+
+static int64_t query(const char *head, const char *name, int64_t otherwise) {
+    const char *end = strstr(head, "\r\n");
+    const char *at = strstr(head, name);
+    return at && end && at < end ? strtoll(at + strlen(name), NULL, 10) : otherwise;
+}
+
+static size_t content_length(const char *head) {
+    for (const char *line = strstr(head, "\r\n"); line; line = strstr(line + 2, "\r\n"))
+        if (strncasecmp(line + 2, "content-length:", 15) == 0)
+            return (size_t)strtoull(line + 17, NULL, 10);
+    return 0;
+}
+
+static int reply(const struct peer *peer, const char *text, size_t length) {
+    return send(peer->fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)length;
+}
+
+/* The request's last byte is here. */
+static int begin_answer(struct responder *r, int index) {
+    static const char EMPTY[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    struct peer *peer = &r->peers[index];
+    pf_ns now = pf_clock_now();
+    r->stats->requests++;
+    peer->in_body = 0;
+    peer->head_length = 0;
+    if (strncmp(peer->head, "GET ", 4) == 0) return reply(peer, EMPTY, sizeof EMPTY - 1);
+    peer->tokens = query(peer->head, "tokens=", 32);
+    peer->gap_ns = query(peer->head, "gap_us=", 10000) * 1000;
+    peer->due_ns = now + query(peer->head, "ttft_us=", 20000) * 1000;
+    peer->sent = 0;
+    heap_add(r, index);
+    return 1;
+}
+
+static const char STREAM_HEAD[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                                  "Transfer-Encoding: chunked\r\n\r\n";
+
+static int chunk(char *to, size_t room, const char *event) {
+    return snprintf(to, room, "%zx\r\n%s\r\n", strlen(event), event);
+}
+
+/* The next event, with the head before the first and the stream's end after the last. */
+static int send_event(struct peer *peer) {
+    char text[1024], event[256];
+    int at = 0, last = peer->sent == peer->tokens - 1;
+    if (peer->sent == 0) at = snprintf(text, sizeof text, "%s", STREAM_HEAD);
+    snprintf(event, sizeof event,
+             "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"tok \"},"
+             "\"finish_reason\":%s}]}\n\n",
+             last ? "\"length\"" : "null");
+    at += chunk(text + at, sizeof text - (size_t)at, event);
+    if (last) {
+        snprintf(event, sizeof event,
+                 "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":%lld}}"
+                 "\n\n",
+                 (long long)peer->tokens);
+        at += chunk(text + at, sizeof text - (size_t)at, event);
+        at += chunk(text + at, sizeof text - (size_t)at, "data: [DONE]\n\n");
+        at += snprintf(text + at, sizeof text - (size_t)at, "0\r\n\r\n");
+    }
+    return reply(peer, text, (size_t)at);
+}
+
+static void send_due(struct responder *r, pf_ns now) {
+    while (r->due_count > 0 && due_at(r, 0) <= now) {
+        int index = r->heap[0];
+        struct peer *peer = &r->peers[index];
+        pf_ns late = pf_clock_now() - peer->due_ns;
+        if (late > r->stats->late_max_ns) r->stats->late_max_ns = late;
+        r->stats->late_sum_ns += late;
+        r->stats->events++;
+        if (!send_event(peer)) {
+            drop(r, index);
+            continue;
+        }
+        peer->due_ns += peer->gap_ns;
+        if (++peer->sent >= peer->tokens)
+            heap_remove(r, index);
+        else
+            heap_settle(r, 0);
+    }
+}
+
+/* Bytes of a request head (then of its body, which is only counted). */
+static int take(struct responder *r, int index, const char *data, size_t length) {
+    struct peer *peer = &r->peers[index];
+    while (length > 0) {
+        if (peer->in_body) {
+            size_t step = length < peer->body_left ? length : peer->body_left;
+            peer->body_left -= step;
+            data += step;
+            length -= step;
+        } else {
+            if (peer->head_length == HEAD_BYTES) return 0;
+            peer->head[peer->head_length++] = *data++;
+            peer->head[peer->head_length] = 0;
+            length--;
+            if (peer->head_length < 4 || memcmp(peer->head + peer->head_length - 4, "\r\n\r\n", 4))
+                continue;
+            peer->in_body = 1;
+            peer->body_left = content_length(peer->head);
+        }
+        if (peer->body_left == 0 && !begin_answer(r, index)) return 0;
+    }
+    return 1;
+}
+
+static void serve_peer(struct responder *r, int index) {
+    char data[16384];
+    for (;;) {
+        ssize_t n = recv(r->peers[index].fd, data, sizeof data, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n <= 0 || !take(r, index, data, (size_t)n)) {
+            drop(r, index);
+            return;
+        }
+        if ((size_t)n < sizeof data) return;
+    }
+}
+
+static int free_peer(const struct responder *r) {
+    for (int i = 0; i < PEERS; i++)
+        if (r->peers[i].fd < 0) return i;
+    return -1;
+}
+
+static void accept_peer(struct responder *r) {
+    int one = 1, index = free_peer(r);
+    int fd = accept4(r->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) return;
+    if (index < 0) {
+        close(fd);
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    struct peer *peer = &r->peers[index];
+    memset(peer, 0, sizeof *peer);
+    peer->fd = fd;
+    peer->heap_at = -1;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)index};
+    epoll_ctl(r->poller, EPOLL_CTL_ADD, fd, &event);
+}
+
+static int turn(struct responder *r, pf_ns spin_ns) {
+    struct epoll_event events[EVENTS];
+    pf_ns now = pf_clock_now();
+    send_due(r, now);
+    pf_ns sleep = PF_SECOND / 10;
+    if (r->due_count > 0 && due_at(r, 0) - spin_ns - now < sleep)
+        sleep = due_at(r, 0) - spin_ns - now;
+    struct timespec wait = pf_clock_timespec(sleep > 0 ? sleep : 0);
+    int count = epoll_pwait2(r->poller, events, EVENTS, &wait, NULL);
+    for (int i = 0; i < count; i++) {
+        if (events[i].data.u32 == PEERS)
+            accept_peer(r);
+        else if (r->peers[events[i].data.u32].fd >= 0)
+            serve_peer(r, (int)events[i].data.u32);
+    }
+    return count < 0 && errno != EINTR ? -errno : 0;
+}
+
+int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, const volatile int *stop,
+                     struct pf_responder_stats *stats) {
+    struct responder r = {.listener = listener, .stats = stats};
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = PEERS};
+    memset(stats, 0, sizeof *stats);
+    r.peers = calloc(PEERS, sizeof *r.peers);
+    r.poller = epoll_create1(EPOLL_CLOEXEC);
+    int result = !r.peers || r.poller < 0 ? -ENOMEM : 0;
+    for (int i = 0; result == 0 && i < PEERS; i++)
+        r.peers[i].fd = r.peers[i].heap_at = -1;
+    if (result == 0) epoll_ctl(r.poller, EPOLL_CTL_ADD, listener, &event);
+    while (result == 0 && !*stop && (parent_pid == 0 || getppid() == parent_pid))
+        result = turn(&r, spin_ns);
+    for (int i = 0; r.peers && i < PEERS; i++)
+        if (r.peers[i].fd >= 0) close(r.peers[i].fd);
+    if (r.poller >= 0) close(r.poller);
+    free(r.peers);
+    return result;
+}

@@ -1,0 +1,1 @@
+"""Measuring: schedule, payload, slabs, workers."""

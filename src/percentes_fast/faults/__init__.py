@@ -1,0 +1,1 @@
+"""Measuring: arming, firing and undoing a fault."""

@@ -1,0 +1,1 @@
+"""Measuring: what is read beside the load."""

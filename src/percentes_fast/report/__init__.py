@@ -1,0 +1,1 @@
+"""Judging: the Summary as text, figures and one page; computes nothing."""

@@ -1,0 +1,1 @@
+"""Servers under test: the embedded one, and the supervisor of any other."""
