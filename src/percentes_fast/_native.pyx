@@ -143,7 +143,7 @@ cdef extern from "pf_fire.h":
 cdef extern from "pf_responder.h":
     struct pf_responder_stats:
         int64_t requests, events, late_max_ns, late_sum_ns
-    int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, const int *stop,
+    int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, int *stop,
                          pf_responder_stats *stats) nogil
 
 cdef extern from "pf_result.h":
@@ -404,13 +404,15 @@ def fire(int pidfd, int group, int signal, pf_ns at):
 
 # ---------------------------------------------------------------- known-timing responder
 
-def respond(int listener, int parent_pid, pf_ns spin_ns):
-    """Serves a listening socket until the parent is gone; returns its own lateness figures."""
+def respond(int listener, int parent_pid, pf_ns spin_ns, int[::1] stop not None):
+    """Serves a listening socket until stop[0] is not 0 or the parent is gone.
+
+    Returns its own lateness figures.
+    """
     cdef pf_responder_stats stats
-    cdef int stop = 0
     cdef int result
     with nogil:
-        result = pf_responder_run(listener, parent_pid, spin_ns, &stop, &stats)
+        result = pf_responder_run(listener, parent_pid, spin_ns, &stop[0], &stats)
     if result != 0:
         raise ClientError(f"responder: errno {-result}")
     return {"requests": stats.requests, "events": stats.events,

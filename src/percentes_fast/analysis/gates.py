@@ -1,0 +1,118 @@
+"""Validity gates: applicable, observed, pass. A run proves itself or says invalid, with the reason.
+
+Never: passes a gate that was not observed. Plan: SPEC section 8; one function a gate, each a line of
+detail with the figures it was decided on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from percentes_fast.analysis.client import ClientFigures, Spread
+from percentes_fast.analysis.windows import WindowReport
+
+SKEW_P99_S, SKEW_MAX_S = 0.005, 0.050
+BUSY_LIMIT = 0.70
+STAMPS_AGREE_S = 0.001  # p99 of |kernel - user| send stamp: beyond it the user stamp is not the send
+BASELINE_GOODPUT = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate; `passed` is False where it applies and was not observed."""
+
+    id: str
+    name: str
+    applicable: bool
+    observed: bool
+    passed: bool
+    detail: str
+
+    @property
+    def holds(self) -> bool:
+        """Does it leave the run valid?"""
+        return self.passed or not self.applicable
+
+
+def _not_applicable(gate: str, name: str, why: str) -> Gate:
+    return Gate(gate, name, applicable=False, observed=False, passed=False, detail=why)
+
+
+def _skew_faults(what: str, skew: Spread | None) -> list[str]:
+    if skew is None:
+        return [f"{what} skew not observed"]
+    faults = []
+    if skew.p99 > SKEW_P99_S:
+        faults.append(f"{what} skew p99 {skew.p99 * 1e3:.3f} ms > {SKEW_P99_S * 1e3:g} ms")
+    if skew.max > SKEW_MAX_S:
+        faults.append(f"{what} skew max {skew.max * 1e3:.3f} ms > {SKEW_MAX_S * 1e3:g} ms")
+    return faults
+
+
+def _worker_faults(client: ClientFigures) -> list[str]:
+    faults = []
+    for worker in client.workers:
+        if not worker.ended:
+            faults.append(f"worker {worker.worker} died (exit status {worker.exit_status})")
+        if worker.busy_worst is None or worker.busy_worst > BUSY_LIMIT:
+            shown = "not observed" if worker.busy_worst is None else f"{worker.busy_worst:.0%}"
+            faults.append(f"worker {worker.worker} busy {shown} over 5 s, limit {BUSY_LIMIT:.0%}")
+        if worker.tokens_lost:
+            faults.append(f"worker {worker.worker} lost {worker.tokens_lost} token times")
+    return faults
+
+
+def _stamp_faults(client: ClientFigures) -> list[str]:
+    apart = client.stamp_disagreement_s
+    if apart is None:
+        return ["kernel send stamps not observed; set engine.kernel_stamps: false to do without"]
+    if apart.p99 > STAMPS_AGREE_S:
+        return [f"kernel and user send stamps differ by {apart.p99 * 1e3:.3f} ms at p99"]
+    return []
+
+
+def g2(client: ClientFigures, *, stamps: bool) -> Gate:
+    """The client was on time, lost nothing, and had CPU to spare."""
+    faults = _skew_faults("send", client.send_skew_s) + _worker_faults(client)
+    if client.undispatched:
+        faults.append(f"{client.undispatched} rows were not dispatched")
+    if client.client_fault:
+        faults.append(f"{client.client_fault} client faults")
+    if stamps:
+        faults += _stamp_faults(client)
+    skew = client.send_skew_s
+    busy = max((worker.busy_worst or 0.0 for worker in client.workers), default=0.0)
+    clean = "no send was observed"
+    if skew is not None:
+        clean = f"skew p99 {skew.p99 * 1e6:.1f} us, max {skew.max * 1e6:.1f} us; busy {busy:.1%}"
+    detail = "; ".join(faults) or clean
+    return Gate("G2", "client on time", True, skew is not None, not faults, detail)
+
+
+def g6(baseline: WindowReport | None) -> Gate:
+    """The load was right: nearly everything was good before the fault."""
+    name = f"baseline goodput >= {BASELINE_GOODPUT}"
+    goodput = baseline.goodput if baseline else None
+    if goodput is None:
+        return Gate("G6", name, True, False, False, "no request lies in the baseline")
+    return Gate("G6", name, True, True, goodput >= BASELINE_GOODPUT, f"baseline {goodput:.4f}")
+
+
+def gates(
+    client: ClientFigures, baseline: WindowReport | None, config: Mapping[str, Any]
+) -> tuple[Gate, ...]:
+    """All gates of a run."""
+    one = "one target without replicas: there is no share to look at"
+    black = "only for black-hole faults, whose clients see no end"
+    metrics = "server metrics are not read by this version, so the waiting queue is not known"
+    return (
+        _not_applicable("G1", "per-replica share 45-55 %", one),
+        g2(client, stamps=bool(config["engine"]["kernel_stamps"])),
+        _not_applicable("G3", "no terminal signal on victim streams", black),
+        _not_applicable("G4", "traffic to the dead endpoint for >= 20 s", black),
+        _not_applicable("G5", "GPU clocks, power, driver equal", "no GPU fingerprint is taken here"),
+        g6(baseline),
+        _not_applicable("G7", "mean waiting queue <= 1.0", metrics),
+    )

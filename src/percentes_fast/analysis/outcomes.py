@@ -1,0 +1,142 @@
+"""Cause -> state; latencies from the intended time. The only place that says "completed".
+
+Never: reads a file, or counts a row in two states.
+Plan: `label` maps the engine's raw codes to outcome and error class (SPEC section 3); `judged` adds
+states and latencies to a stored frame, from the cause alone (a stored outcome is not trusted);
+`conserved` checks scheduled = completed + errored + censored + client_fault (+ cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from percentes_fast.errors import DataError
+from percentes_fast.schema import CAUSE_NAMES, ERROR_CLASSES, KIND_NAMES, OUTCOMES, Cause, Kind
+
+COMPLETED, ERRORED, CENSORED, CLIENT_FAULT, CUT = range(len(OUTCOMES))
+GOOD_FINISH = ("stop", "length", "tool_calls", "function_call", "content_filter")
+CLASS = {name: code for code, name in enumerate(ERROR_CLASSES)}
+NO_CLASS = -1
+
+# cause -> (outcome, class); the end of a stream is looked at more closely below
+STATE_OF: dict[Cause, tuple[int, int]] = {
+    Cause.NEVER_SENT: (CLIENT_FAULT, NO_CLASS),
+    Cause.OPEN: (CLIENT_FAULT, NO_CLASS),  # its worker died: a living one ends every row
+    Cause.STREAM_END: (COMPLETED, NO_CLASS),
+    Cause.PLAIN_END: (COMPLETED, NO_CLASS),
+    Cause.CONNECT: (ERRORED, CLASS["connect"]),
+    Cause.RESET: (ERRORED, CLASS["reset"]),
+    Cause.NO_RESPONSE: (ERRORED, CLASS["reset"]),
+    Cause.BODY_CUT: (ERRORED, CLASS["malformed_stream"]),
+    Cause.BAD_HTTP: (ERRORED, CLASS["malformed_stream"]),
+    Cause.BAD_EVENT: (ERRORED, CLASS["malformed_stream"]),
+    Cause.NO_END: (ERRORED, CLASS["malformed_stream"]),
+    Cause.HTTP_STATUS: (ERRORED, CLASS["http_status"]),
+    Cause.ERROR_EVENT: (ERRORED, CLASS["error_event"]),
+    Cause.TLS: (ERRORED, CLASS["tls"]),
+    Cause.DEADLINE: (CENSORED, NO_CLASS),
+    Cause.STOPPED: (CENSORED, NO_CLASS),
+    Cause.NOT_DUE: (CUT, NO_CLASS),
+    Cause.NO_DESCRIPTOR: (CLIENT_FAULT, NO_CLASS),
+    Cause.NO_PORT: (CLIENT_FAULT, NO_CLASS),
+    Cause.NO_MEMORY: (CLIENT_FAULT, NO_CLASS),
+    Cause.REFUSED_HERE: (CLIENT_FAULT, NO_CLASS),
+}
+_OUTCOME = np.array([STATE_OF[cause][0] for cause in Cause], np.int8)
+_CLASS = np.array([STATE_OF[cause][1] for cause in Cause], np.int8)
+
+
+def label(
+    facts: Mapping[str, NDArray[Any]], *, usage: bool
+) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Outcome and error class codes (-1: none) of raw rows, shape (rows,) each.
+
+    facts: cause, kind (codes), content_events, completion_tokens (negative: none), finish_reason
+    (text, "" for none). usage: was the usage event asked for?
+    """
+    cause = facts["cause"]
+    outcome, error_class = _OUTCOME[cause].copy(), _CLASS[cause].copy()
+    tokens = facts["completion_tokens"]
+    finish = facts["finish_reason"]
+    stream = cause == Cause.STREAM_END
+    asked = (facts["kind"] == Kind.CANARY) | usage
+    broken = (asked & (tokens < 0)) | (finish == "")
+    broken |= (facts["content_events"] == 0) & (tokens <= 0)
+    aborted = ~broken & ~np.isin(finish, GOOD_FINISH)
+    for rows, name in ((stream & broken, "malformed_stream"), (stream & aborted, "aborted")):
+        outcome[rows], error_class[rows] = ERRORED, CLASS[name]
+    return outcome, error_class
+
+
+def judged(requests: pd.DataFrame, *, usage: bool) -> pd.DataFrame:
+    """The frame with outcome, error_class (text) and ttft_ns, e2e_ns, open_ns added.
+
+    ttft_ns: first content event minus intended, where there is one; e2e_ns: end of a completed
+    request minus intended; open_ns: end of any ended request minus intended. All Int64, null where
+    unknown. Raises DataError for a cause or kind of another version, or a broken conservation.
+    """
+    frame = requests.copy()
+    facts = {
+        "cause": _codes(frame["cause"], CAUSE_NAMES),
+        "kind": _codes(frame["kind"], KIND_NAMES),
+        "content_events": frame["content_events"].to_numpy(np.int32),
+        "completion_tokens": frame["completion_tokens"].fillna(-1).to_numpy(np.int32),
+        "finish_reason": frame["finish_reason"].astype(object).fillna("").to_numpy(),
+    }
+    outcome, error_class = label(facts, usage=usage)
+    frame["kind"] = frame["kind"].astype(object)
+    frame["outcome"] = np.array(OUTCOMES, object)[outcome]
+    frame["error_class"] = np.array([*ERROR_CLASSES, None], object)[error_class]
+    frame["ttft_ns"] = frame["first_token_ns"] - frame["intended_ns"]
+    frame["open_ns"] = frame["ended_ns"] - frame["intended_ns"]
+    frame["e2e_ns"] = frame["open_ns"].where(frame["outcome"] == "completed")
+    return frame
+
+
+def _codes(names: pd.Series[Any], known: tuple[str, ...]) -> NDArray[np.int16]:
+    codes = {name: code for code, name in enumerate(known)}
+    try:
+        return np.array([codes[name] for name in names], np.int16)
+    except KeyError as exc:
+        raise DataError(f"requests.parquet: {exc} is not a name of this schema version") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows by state; `scheduled` leaves out what an interruption cut before it was due."""
+
+    scheduled: int
+    completed: int
+    errored: int
+    censored: int
+    client_fault: int
+    cut: int
+    errored_by_class: dict[str, int]
+
+
+def count(frame: pd.DataFrame) -> Counts:
+    """Counts of a judged frame. Raises DataError where the states do not add up."""
+    by = frame["outcome"].value_counts()
+    states = {name: int(by.get(name, 0)) for name in OUTCOMES}
+    classes = frame["error_class"].value_counts()
+    by_class = {name: int(classes[name]) for name in ERROR_CLASSES if name in classes.index}
+    scheduled = len(frame) - states["cut"]
+    counts = Counts(scheduled=scheduled, errored_by_class=by_class, **states)
+    parts = counts.completed + counts.errored + counts.censored + counts.client_fault
+    if parts != scheduled or sum(by_class.values()) != counts.errored:
+        raise DataError(f"requests: {scheduled} scheduled, but {parts} judged; report this")
+    return counts
+
+
+def good(frame: pd.DataFrame, ttft_ns: int, e2e_ns: int) -> NDArray[np.bool_]:
+    """Completed within both limits; a completed request without a first token is not good."""
+    done = (frame["outcome"] == "completed").to_numpy(bool)
+    in_ttft = (frame["ttft_ns"] <= ttft_ns).fillna(False).to_numpy(bool)
+    in_e2e = (frame["e2e_ns"] <= e2e_ns).fillna(False).to_numpy(bool)
+    return np.asarray(done & in_ttft & in_e2e, dtype=np.bool_)

@@ -1,0 +1,514 @@
+"""Run directory -> the one Summary tree = report.json.
+
+Never: reads anything but the run directory, or the clock; so the same directory gives the same
+bytes on any machine.
+Plan: judge the rows, find the kill, the recovery and the outage, cut the windows, decide the gates,
+say valid or why not. `to_json` prints seconds exactly and other floats to 9 significant digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from percentes_fast.analysis import client as clients
+from percentes_fast.analysis import gates as gating
+from percentes_fast.analysis import inflight, outage, recovery, windows
+from percentes_fast.analysis.incidence import Incidence, completion_incidence
+from percentes_fast.analysis.outcomes import Counts, count, good, judged
+from percentes_fast.analysis.windows import SECOND, Seconds, Window
+from percentes_fast.rundir import StoredRun, open_run
+from percentes_fast.schema import SCHEMA_VERSION
+
+INCIDENCE_POINTS = 60
+CURVE_BESIDE = 0.05  # errored + censored share from which the curve stands beside any percentile
+
+
+@dataclass(frozen=True, slots=True)
+class IncidenceReport:
+    """Aalen-Johansen completion incidence of one window on a grid of times (s after intended)."""
+
+    n: int
+    completed: int
+    errored: int
+    censored: int
+    needed_beside_percentiles: bool
+    quantiles_s: dict[str, Seconds | None]
+    quantile_reasons: dict[str, str]
+    time_s: tuple[float, ...]
+    at_risk: tuple[int | None, ...]
+    survivor: tuple[float | None, ...]
+    cif: tuple[float | None, ...]
+    lower: tuple[float | None, ...]
+    upper: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorReport:
+    """The recovery detector against one baseline, in seconds after the anchor."""
+
+    baseline: float | None
+    ttr_s: int | None
+    reason: str | None
+    cancelled_entries: int | None
+    redegradations: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityRow:
+    """Time to recovery under other settings of the detector."""
+
+    entry: float
+    window_s: int
+    hold_s: int
+    ttr_s: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """Recovery against both baselines, by component, and its sensitivity."""
+
+    pre_fault: DetectorReport
+    degraded_plateau: DetectorReport
+    components: dict[str, DetectorReport]
+    deficit_goodput_s: float | None
+    deficit_empty_seconds: int | None
+    sensitivity: tuple[SensitivityRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KillReport:
+    """The fault as it was done: times in seconds after the epoch."""
+
+    kind: str
+    planned_s: Seconds
+    fire_s: Seconds | None
+    fire_lo_s: Seconds | None
+    fire_hi_s: Seconds | None
+    gone_after_s: Seconds | None
+    survivors: int | None
+    landed: bool
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """report.json: published field names where the quantity is published."""
+
+    schema_version: int
+    instrument_version: str
+    instrument_commit: str | None
+    config_sha256: str
+    overrides: tuple[str, ...]
+    run_id: str
+    valid: bool
+    partial: bool
+    invalid_reasons: tuple[str, ...]
+    counts: Counts
+    counts_by_kind: dict[str, Counts]
+    outage_s: Seconds | None
+    outage: outage.Outage | None
+    ttr_pre_fault_s: int | None
+    in_flight_loss_fraction: float | None
+    in_flight_errored_by_class: dict[str, int] | None
+    in_flight_indeterminate: int | None
+    in_flight_determinate: dict[str, int] | None
+    in_flight: tuple[inflight.InFlight, ...]
+    outage_outcomes: dict[str, Any] | None
+    fire_uncertainty_s: Seconds | None
+    integrated_goodput_deficit: float | None
+    fault_window_e2e_p95_ms: float | None
+    equilibrium_note: str | None
+    fault: KillReport | None
+    recovery: RecoveryReport | None
+    gates: tuple[gating.Gate, ...]
+    client: clients.ClientFigures
+    windows: tuple[windows.WindowReport, ...]
+    modal_latencies: tuple[windows.Mode, ...]
+    incidence: dict[str, IncidenceReport]
+    receive_path: dict[str, clients.ReceivePath]
+    goodput_by_second: windows.GoodputSeries
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """What the figure draws: one entry a load request; latency of completed ones is E2E."""
+
+    intended_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    outcome: NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The Summary and what the figure needs beside it."""
+
+    summary: Summary
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """A stored run, judged, with what every part below needs."""
+
+    run: StoredRun
+    config: Mapping[str, Any]
+    rows: pd.DataFrame
+    load: pd.DataFrame
+    tokens: pd.DataFrame
+    ttft_ns: int
+    e2e_ns: int
+    plan: windows.PhasePlan
+    kill: inflight.Kill | None
+    anchor_ns: int | None
+    notes: dict[str, str]
+
+
+def analyze(path: Path) -> Analysis:
+    """Judges a run directory. Raises DataError where it is not a whole run."""
+    facts = _facts(open_run(path))
+    found = _recovery(facts)
+    recovered_ns = None
+    if found is not None and found.pre_fault.ttr_s is not None and facts.anchor_ns is not None:
+        recovered_ns = facts.anchor_ns + found.pre_fault.ttr_s * SECOND
+    gone = _outage(facts, found, recovered_ns)
+    ready_ns = gone.first_served_token.at_ns if gone else None
+    cuts = windows.windows_of(facts.plan, facts.anchor_ns, recovered_ns, ready_ns)
+    return Analysis(_summary(facts, found, gone, cuts), _points(facts.load))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * SECOND)
+
+
+def _facts(run: StoredRun) -> _Facts:
+    config = run.manifest["config"]
+    rows = judged(run.requests, usage=bool(config["target"]["usage"]))
+    load = rows[rows["kind"] == "load"]
+    kill = _kill(run, rows)
+    phases = config["phases"]
+    end = phases["duration_s"]
+    if end is None:
+        end = phases["kill_at_s"] + phases["recovery_s"] + phases["cooldown_s"]
+    plan = windows.PhasePlan(
+        warmup_ns=_ns(phases["warmup_s"]),
+        timeout_ns=_ns(config["load"]["timeout_s"]),
+        recovery_end_ns=_ns(end - phases["cooldown_s"]),
+        end_ns=_ns(end),
+    )
+    planned = int(run.fault["planned_ns"]) if run.fault else None
+    anchor = planned if kill is None or planned is None else min(planned, kill.fire_ns)
+    tokens = run.token_times.astype({"index": "int64", "event": "int64", "time_ns": "int64"})
+    mine = tokens[tokens["index"].isin(load["index"])]
+    slo = config["slo"]
+    return _Facts(
+        run, config, rows, load, mine, _ns(slo["ttft_s"]), _ns(slo["e2e_s"]), plan, kill, anchor, {}
+    )
+
+
+def _kill(run: StoredRun, rows: pd.DataFrame) -> inflight.Kill | None:
+    fire = run.fault["fire"] if run.fault else None
+    if fire is None or fire["errno"] != 0:
+        return None
+    dials = rows.loc[rows["target"] == "server", "connect_ns"].dropna()
+    trip = int(dials.min()) if len(dials) else None
+    return inflight.Kill(int(fire["before_ns"]), int(fire["after_ns"]), trip)
+
+
+# ---------------------------------------------------------------- recovery
+
+
+def _params(config: Mapping[str, Any]) -> recovery.DetectorParams:
+    chosen = config["detector"]
+    return recovery.DetectorParams(
+        chosen["window_s"], chosen["hold_s"], chosen["entry"], chosen["exit"]
+    )
+
+
+def _components(facts: _Facts, load: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
+    far = 2**62
+    return {
+        "goodput": good(load, facts.ttft_ns, facts.e2e_ns),
+        "ttft": good(load, facts.ttft_ns, far),
+        "e2e": good(load, far, facts.e2e_ns),
+        "errors": (load["outcome"] != "errored").to_numpy(bool),
+    }
+
+
+def _detector(baseline: float | None, found: recovery.Detection | None, why: str) -> DetectorReport:
+    if found is None:
+        return DetectorReport(baseline, None, why, None, None)
+    return DetectorReport(
+        baseline, found.ttr_s, found.reason, found.cancelled_entries, found.redegradations
+    )
+
+
+def _recovery(facts: _Facts) -> RecoveryReport | None:
+    """The detector's findings from the anchor to the end of the recovery phase."""
+    if facts.anchor_ns is None:
+        return None
+    load = facts.load[facts.load["outcome"].isin(["completed", "errored", "censored"])]
+    intended = load["intended_ns"].to_numpy(np.int64)
+    before = Window(
+        "baseline", facts.plan.warmup_ns, max(0, facts.anchor_ns - facts.plan.timeout_ns)
+    ).rows(intended)
+    params = _params(facts.config)
+    end = min(facts.plan.recovery_end_ns, _observed_end(facts))
+    parts = {
+        name: (
+            windows.share(float(passed[before].sum()), float(before.sum())),
+            recovery.buckets(intended, passed, facts.anchor_ns, max(end, facts.anchor_ns)),
+        )
+        for name, passed in _components(facts, load).items()
+    }
+    return _recovery_report(parts, params)
+
+
+def _observed_end(facts: _Facts) -> int:
+    """An interrupted run was observed until it was stopped."""
+    stops = [w["stopped_ns"] for w in facts.run.manifest["workers"] if w["stopped_ns"] is not None]
+    return min(stops, default=facts.plan.end_ns)
+
+
+def _recovery_report(
+    parts: Mapping[str, tuple[float | None, recovery.Buckets]], params: recovery.DetectorParams
+) -> RecoveryReport:
+    baseline, buckets = parts["goodput"]
+    found = recovery.detect(buckets, baseline, params)
+    plateau = recovery.plateau(buckets, found.ttr_k, params)
+    again = None
+    if plateau.goodput is not None:
+        again = recovery.detect(buckets, plateau.goodput, params)
+    lost = recovery.goodput_deficit(buckets, baseline, found.ttr_k)
+    components = {}
+    for name, (level, counted) in parts.items():
+        if name != "goodput":
+            components[name] = _detector(level, recovery.detect(counted, level, params), "")
+    rows = recovery.sensitivity(buckets, baseline, params)
+    return RecoveryReport(
+        pre_fault=_detector(baseline, found, ""),
+        degraded_plateau=_detector(plateau.goodput, again, plateau.reason or ""),
+        components=components,
+        deficit_goodput_s=lost.goodput_s,
+        deficit_empty_seconds=lost.empty_buckets,
+        sensitivity=tuple(
+            SensitivityRow(r.params.entry, r.params.window, r.params.hold, r.ttr_s, r.reason)
+            for r in rows
+        ),
+    )
+
+
+def _outage(
+    facts: _Facts, found: RecoveryReport | None, recovered_ns: int | None
+) -> outage.Outage | None:
+    if facts.kill is None or found is None:
+        return None
+    return outage.outage(facts.rows, facts.kill.fire_ns, recovered_ns, found.pre_fault.reason)
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def _incidence(load: pd.DataFrame, horizon_ns: int) -> IncidenceReport:
+    rows = load[load["outcome"].isin(["completed", "errored", "censored"])]
+    rows = rows[rows["open_ns"].notna()]
+    state = rows["outcome"].map({"censored": 0, "completed": 1, "errored": 2}).to_numpy(np.int8)
+    curve = completion_incidence(rows["open_ns"].to_numpy(np.int64), state, horizon_ns)
+    grid = curve.at(np.linspace(0, horizon_ns, INCIDENCE_POINTS + 1).astype(np.int64))
+    quantiles = {name: curve.quantile(q) for name, q in windows.QUANTILES}
+    return IncidenceReport(
+        n=curve.n,
+        completed=curve.completed,
+        errored=curve.errored,
+        censored=curve.censored,
+        needed_beside_percentiles=_needs_curve(curve),
+        quantiles_s={name: Seconds.maybe(q.value_ns) for name, q in quantiles.items()},
+        quantile_reasons={n: q.reason for n, q in quantiles.items() if q.reason is not None},
+        time_s=tuple(Seconds.of(t) for t in grid.time_ns),
+        at_risk=grid.at_risk,
+        survivor=grid.survivor,
+        cif=grid.cif,
+        lower=grid.lower,
+        upper=grid.upper,
+    )
+
+
+def _needs_curve(curve: Incidence) -> bool:
+    return curve.n > 0 and (curve.errored + curve.censored) / curve.n > CURVE_BESIDE
+
+
+def _fault(facts: _Facts) -> KillReport | None:
+    fault = facts.run.fault
+    if fault is None:
+        return None
+    kill, evidence = facts.kill, fault["evidence"] or {}
+    gone = evidence.get("gone_ns")
+    return KillReport(
+        kind=fault["kind"],
+        planned_s=Seconds.of(fault["planned_ns"]),
+        fire_s=Seconds.of(kill.fire_ns) if kill else None,
+        fire_lo_s=Seconds.of(kill.before_ns) if kill else None,
+        fire_hi_s=Seconds.of(kill.after_ns) if kill else None,
+        gone_after_s=Seconds.of(gone - kill.fire_ns) if kill and gone is not None else None,
+        survivors=len(evidence["survivors"]) if evidence else None,
+        landed=kill is not None and gone is not None,
+        error=fault["error"],
+    )
+
+
+def _reasons(facts: _Facts, fault: KillReport | None, found: tuple[gating.Gate, ...]) -> list[str]:
+    reasons = [f"{gate.id}: {gate.detail}" for gate in found if not gate.holds]
+    if fault is not None and not fault.landed:
+        reasons.append(f"the fault did not land: {fault.error or 'the process was not seen to go'}")
+    if facts.run.manifest["interrupted"]:
+        reasons.append(f"partial: the run was interrupted {facts.run.manifest['interrupted']}")
+    return reasons
+
+
+def _outage_outcomes(facts: _Facts, gone: outage.Outage | None) -> dict[str, Any] | None:
+    """Requests with intended time from the fire to replica-ready."""
+    if gone is None or facts.kill is None or gone.first_served_token.at_ns is None:
+        return None
+    span = Window("outage", facts.kill.fire_ns, gone.first_served_token.at_ns)
+    rows = facts.load[span.rows(facts.load["intended_ns"].to_numpy(np.int64))]
+    counts = count(rows)
+    return {
+        "total": counts.scheduled,
+        "completed": counts.completed,
+        "errored": counts.errored,
+        "censored": counts.censored,
+        "client_fault": counts.client_fault,
+        "errored_by_class": counts.errored_by_class,
+    }
+
+
+def _determinate(table: inflight.InFlight | None) -> dict[str, int] | None:
+    if table is None:
+        return None
+    counts = table.determinate
+    return {
+        "total": counts.scheduled,
+        "completed": counts.completed,
+        "errored": counts.errored,
+        "censored": counts.censored,
+    }
+
+
+def _summary(
+    facts: _Facts,
+    found: RecoveryReport | None,
+    gone: outage.Outage | None,
+    cuts: tuple[Window, ...],
+) -> Summary:
+    manifest, load = facts.run.manifest, facts.load
+    reports = tuple(
+        windows.report_window(cut, load, facts.tokens, facts.ttft_ns, facts.e2e_ns) for cut in cuts
+    )
+    by_name = {report.name: report for report in reports}
+    own = clients.figures(manifest, facts.rows, facts.run.client, facts.run.clocks)
+    gate_list = gating.gates(own, by_name.get("baseline"), facts.config)
+    fault = _fault(facts)
+    reasons = _reasons(facts, fault, gate_list)
+    caught = inflight.tables(load, facts.kill) if facts.kill else ()
+    compat = caught[0] if caught else None
+    fault_e2e = by_name["fault"].e2e_s if "fault" in by_name else None
+    return Summary(
+        schema_version=SCHEMA_VERSION,
+        instrument_version=manifest["instrument_version"],
+        instrument_commit=manifest["instrument_commit"],
+        config_sha256=manifest["config_sha256"],
+        overrides=tuple(manifest["overrides"]),
+        run_id=manifest["run_id"],
+        valid=not reasons,
+        partial=manifest["state"] == "partial",
+        invalid_reasons=tuple(reasons),
+        counts=count(load),
+        counts_by_kind={kind: count(rows) for kind, rows in facts.rows.groupby("kind")},
+        outage_s=gone.outage_s if gone else None,
+        outage=gone,
+        ttr_pre_fault_s=found.pre_fault.ttr_s if found else None,
+        in_flight_loss_fraction=compat.loss_fraction if compat else None,
+        in_flight_errored_by_class=compat.errored_by_class if compat else None,
+        in_flight_indeterminate=compat.indeterminate.scheduled if compat else None,
+        in_flight_determinate=_determinate(compat),
+        in_flight=caught,
+        outage_outcomes=_outage_outcomes(facts, gone),
+        fire_uncertainty_s=Seconds.of(facts.kill.uncertainty_ns) if facts.kill else None,
+        integrated_goodput_deficit=found.deficit_goodput_s if found else None,
+        fault_window_e2e_p95_ms=fault_e2e.p95 * 1000 if fault_e2e else None,
+        equilibrium_note=found.degraded_plateau.reason if found else None,
+        fault=fault,
+        recovery=found,
+        gates=gate_list,
+        client=own,
+        windows=reports,
+        modal_latencies=_modes(facts, cuts),
+        incidence=_incidences(facts, cuts),
+        receive_path={
+            cut.name: clients.receive_path(
+                cut, facts.rows, facts.run.token_times, facts.config["canary"]
+            )
+            for cut in cuts
+        },
+        goodput_by_second=windows.goodput_series(
+            load, facts.plan.end_ns, facts.ttft_ns, facts.e2e_ns
+        ),
+    )
+
+
+def _modes(facts: _Facts, cuts: tuple[Window, ...]) -> tuple[windows.Mode, ...]:
+    intended = facts.load["intended_ns"].to_numpy(np.int64)
+    by_name = {cut.name: facts.load[cut.rows(intended)] for cut in cuts}
+    if "fault" not in by_name:
+        return ()
+    return windows.modes(by_name["fault"], by_name["baseline"], facts.ttft_ns, facts.e2e_ns)
+
+
+def _incidences(facts: _Facts, cuts: tuple[Window, ...]) -> dict[str, IncidenceReport]:
+    intended = facts.load["intended_ns"].to_numpy(np.int64)
+    return {
+        cut.name: _incidence(facts.load[cut.rows(intended)], facts.plan.timeout_ns)
+        for cut in cuts
+        if cut.name not in ("warmup", "cooldown")
+    }
+
+
+def _points(load: pd.DataFrame) -> Points:
+    return Points(
+        load["intended_ns"].to_numpy(np.int64) / SECOND,
+        load["open_ns"].astype("Float64").to_numpy(np.float64, na_value=np.nan) / SECOND,
+        load["outcome"].to_numpy(object),
+    )
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def plain(value: Any) -> Any:
+    """The tree as JSON types: seconds exact, other floats to 9 significant digits."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Seconds):
+        return float(value)
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    return value
+
+
+def to_json(summary: Summary) -> bytes:
+    """report.json. Raises ValueError for NaN or infinity: unknown is null here."""
+    text = json.dumps(plain(summary), indent=1, ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"

@@ -1,0 +1,306 @@
+"""Workers as processes: cores, start, watch, join.
+
+Never: touches a record, or waits for a worker that is gone.
+Plan: choose cores (one is left to the rest of the machine where there are two), write each worker's
+slab and job, start all, give them the epoch, look after them until the last has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from percentes_fast.config import Config, seconds_ns
+from percentes_fast.engine import slabs
+from percentes_fast.engine.payload import Arena, render
+from percentes_fast.engine.schedule import Schedule
+from percentes_fast.errors import ClientError, ConfigError
+from percentes_fast.schema import Kind
+
+ROWS_A_WORKER_S = 2000  # requests a second that one worker is given before another is added
+EVENTS_A_WORKER_S = 50_000
+READY_TIMEOUT_S = 30.0
+SPARE_TOKENS = 1024
+MESSAGE_SLOTS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """Which core each worker has (None: not pinned) and which are left to the rest."""
+
+    workers: tuple[int | None, ...]
+    rest: tuple[int, ...]
+
+
+def plan_cores(config: Config, available: Sequence[int]) -> CorePlan:
+    """Cores of the workers, from the highest number down (core 0 serves most interrupts).
+
+    Raises ConfigError where a core asked for is not there or workers outnumber the cores.
+    """
+    cores = sorted(available)
+    asked = config.engine.cores
+    if asked is not None:
+        missing = sorted(set(asked) - set(cores))
+        if missing or len(set(asked)) != len(asked):
+            shown = ", ".join(map(str, missing)) or "one twice"
+            raise ConfigError(
+                f"engine.cores (--cores): {shown}; this process may use {_shown_cores(cores)}"
+            )
+    count = _worker_count(config, len(asked) if asked else max(1, len(cores) - 1))
+    chosen = tuple(asked or cores[::-1])[:count]
+    if len(chosen) < count:
+        raise ConfigError(
+            f"engine.workers (--workers {count}): one core each, but there are {len(cores)}"
+        )
+    rest = tuple(core for core in cores if core not in chosen)
+    return CorePlan(chosen, rest or tuple(cores))
+
+
+def _shown_cores(cores: Sequence[int]) -> str:
+    return f"{cores[0]}-{cores[-1]}" if len(cores) > 4 else ", ".join(map(str, cores))
+
+
+def _worker_count(config: Config, most: int) -> int:
+    if config.engine.workers != "auto":
+        return int(config.engine.workers)
+    rate = config.load.rate
+    need = max(rate / ROWS_A_WORKER_S, rate * config.load.max_tokens / EVENTS_A_WORKER_S)
+    return max(1, min(most, math.ceil(need)))
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process and its slab."""
+
+    number: int
+    process: subprocess.Popen[str]
+    slab: slabs.Slab
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """How it ended, for the manifest."""
+        words = ("tokens_lost", "seconds_lost", "messages_lost", "names_lost", "dials", "reuses")
+        more = ("closed_while_idle", "stamps_refused", "stamps_unmatched", "in_flight_max")
+        stopped = self.slab.word("stopped_ns")
+        return {
+            "worker": self.number,
+            "exit_status": self.process.poll(),
+            "ended": self.slab.word("state") == slabs.STATE_ENDED,
+            "stopped_ns": None if stopped < 0 else stopped,
+            "heartbeat_ns": self.slab.word("heartbeat_ns"),
+            **{word: self.slab.word(word) for word in words + more},
+            **self.settings,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A target as the engine dials it, and the Host header it is told."""
+
+    ip: str
+    port: int
+    host: str
+
+
+class Pool:
+    """All workers of a run."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = workers
+
+    @property
+    def slabs(self) -> list[slabs.Slab]:
+        """The workers' slabs, in the order of their numbers."""
+        return [worker.slab for worker in self.workers]
+
+    def begin(self, epoch_ns: int) -> None:
+        """Gives every worker the epoch (CLOCK_MONOTONIC ns)."""
+        for worker in self.workers:
+            worker.slab.set_word("epoch_ns", epoch_ns)
+
+    def stop(self) -> None:
+        """Asks every worker to end its schedule now; open rows end as stopped."""
+        for worker in self.workers:
+            worker.slab.set_word("stop", 1)
+
+    def running(self) -> bool:
+        """Is any worker process alive?"""
+        return any(worker.process.poll() is None for worker in self.workers)
+
+    def kill(self) -> None:
+        """Ends every worker process, for a run that did not come to its start."""
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.wait()
+
+    def remove_slabs(self) -> None:
+        """Deletes the slab files: their records are in the run directory now."""
+        for worker in self.workers:
+            worker.slab.path.unlink(missing_ok=True)
+
+
+def slab_size(config: Config, schedule: Schedule, rows: np.ndarray[Any, Any]) -> slabs.SlabSize:
+    """Size of the slab for the given rows: a token time for every token asked for, and spares."""
+    tokens_of = np.array([template.max_tokens for template in schedule.templates], np.int64)
+    tokens = int(tokens_of[schedule.template[rows]].sum()) + 4 * len(rows) + SPARE_TOKENS
+    longest = max(config.load.timeout_s, config.probe.timeout_s, config.canary.timeout_s)
+    seconds = math.ceil(config.duration_s + longest) + 60
+    return slabs.SlabSize(len(rows), tokens, seconds, min(len(rows), MESSAGE_SLOTS))
+
+
+def start(
+    config: Config,
+    schedule: Schedule,
+    addresses: Sequence[Address],
+    cores: CorePlan,
+    run_id: str,
+    directory: Path,
+) -> Pool:
+    """Starts the workers, ready and waiting for the epoch. Raises ClientError; nothing is left."""
+    pool = Pool([])
+    try:
+        for number in range(len(cores.workers)):
+            pool.workers.append(
+                _start_one(config, schedule, addresses, cores, run_id, directory, number)
+            )
+        for worker in pool.workers:
+            _await_ready(worker)
+    except BaseException:
+        pool.kill()
+        pool.remove_slabs()
+        raise
+    return pool
+
+
+def _start_one(
+    config: Config,
+    schedule: Schedule,
+    addresses: Sequence[Address],
+    cores: CorePlan,
+    run_id: str,
+    directory: Path,
+    number: int,
+) -> Worker:
+    rows = schedule.of_worker(number, len(cores.workers))
+    arena = render(config, schedule, rows, run_id, tuple(a.host for a in addresses))
+    size = slab_size(config, schedule, rows)
+    slab = slabs.create(slabs.place(run_id, number, size, directory), size, number)
+    try:
+        fill(slab, schedule, rows, arena)
+        heads = _memory_file(arena.heads)
+        job = _job(config, slab.path, heads, arena, addresses, cores.workers[number])
+        process = _spawn(job, heads)
+    except BaseException:
+        slab.path.unlink(missing_ok=True)
+        raise
+    return Worker(number, process, slab)
+
+
+def fill(
+    slab: slabs.Slab, schedule: Schedule, rows: np.ndarray[Any, Any], arena: Arena
+) -> None:
+    """Writes the columns that are known before the run."""
+    known = {
+        "index": rows,
+        "intended_ns": schedule.intended_ns[rows],
+        "kind": schedule.kind[rows],
+        "target": schedule.target[rows],
+        "head_offset": arena.offset,
+        "head_length": arena.length,
+        "tail": arena.tail,
+    }
+    for name, values in known.items():
+        np.asarray(slab.column(name))[:] = values
+
+
+def _memory_file(data: bytes) -> int:
+    """The heads in a file without a name: headers may hold secrets, so they touch no directory."""
+    fd = os.memfd_create("percentes-fast-heads")
+    with open(fd, "wb", closefd=False) as file:  # noqa: PTH123 (a descriptor)
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -> dict[str, Any]:
+    """What the native engine is told, as plain data (the keys of worker.py's job)."""
+    timeouts = {
+        Kind.LOAD: config.load.timeout_s,
+        Kind.PROBE: config.probe.timeout_s,
+        Kind.CANARY: config.canary.timeout_s,
+        Kind.HEALTH: config.health.timeout_s,
+    }
+    return {
+        "tails": [tail.decode("latin-1") for tail in arena.tails],
+        "targets": [(address.ip, address.port) for address in addresses],
+        "timeouts_ns": [seconds_ns(timeouts[kind]) for kind in Kind],
+        "plain": [kind == Kind.HEALTH for kind in Kind],
+        "spin_ns": round(config.engine.spin_us * 1000),
+        "idle_reuse_ns": seconds_ns(config.engine.idle_reuse_s),
+        "end_by_finish": config.target.end_marker == "finish_reason",
+        "stamps": config.engine.kernel_stamps,
+        "replica_header": config.target.replica_header or "",
+    }
+
+
+def _job(
+    config: Config,
+    path: Path,
+    heads_fd: int,
+    arena: Arena,
+    addresses: Sequence[Address],
+    core: int | None,
+) -> dict[str, Any]:
+    return {
+        "slab": str(path),
+        "heads_fd": heads_fd,
+        "core": core,
+        "parent": os.getpid(),
+        **engine_options(config, arena, addresses),
+    }
+
+
+def _spawn(job: dict[str, Any], heads_fd: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "percentes_fast.engine.worker"]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=(heads_fd,),
+        )
+    except OSError as exc:
+        raise ClientError(f"worker: cannot be started: {exc}") from exc
+    finally:
+        os.close(heads_fd)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.close()
+    return process
+
+
+def _await_ready(worker: Worker) -> None:
+    assert worker.process.stdout is not None
+    line = worker.process.stdout.readline()
+    said = json.loads(line) if line else {"error": f"exit status {worker.process.wait()}"}
+    if "error" in said:
+        raise ClientError(f"worker {worker.number}: did not start: {said['error']}")
+    worker.settings = said
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while worker.slab.word("state") != slabs.STATE_READY:
+        if worker.process.poll() is not None or time.monotonic() > deadline:
+            raise ClientError(f"worker {worker.number}: did not get ready")
+        time.sleep(0.001)

@@ -1,0 +1,116 @@
+"""Child process: pins itself, locks its memory, waits for the epoch, runs the engine.
+
+Never: imports numpy, pandas or pyarrow, prints during the run, or decides anything.
+Plan: the job comes as one JSON line on stdin (nothing of it shows in `ps`); what the machine refused
+goes back as one JSON line on stdout before the worker says it is ready; then the C loop has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from percentes_fast import _native
+from percentes_fast.engine import slabs
+from percentes_fast.errors import PercentesError
+
+MCL_CURRENT, MCL_FUTURE = 1, 2
+PR_SET_TIMERSLACK = 29
+HELD_BACK = 64  # descriptors for the process's own files
+NICENESS = -20
+
+
+def main() -> int:
+    """Runs one job; 0 when the schedule ran to its end or was stopped in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    job = json.loads(sys.stdin.readline())
+    try:
+        settings = _settle_in(job)
+        slab = slabs.Slab(Path(job["slab"]))
+        engine = _engine(job, slab, settings["descriptors"])
+        print(json.dumps(settings), flush=True)
+        slab.set_word("pid", os.getpid())
+        slab.set_word("state", slabs.STATE_READY)
+        if _await_epoch(slab, job["parent"]):
+            engine.run()
+    except PercentesError as exc:
+        print(json.dumps({"error": str(exc)}), flush=True)
+        return exc.exit_code
+    return 0
+
+
+def _settle_in(job: dict[str, Any]) -> dict[str, Any]:
+    """Applies what helps timing; returns what held and what was refused."""
+    refused: list[str] = []
+    if job["core"] is not None:
+        _try(refused, "affinity", lambda: os.sched_setaffinity(0, {job["core"]}))
+    _try(refused, "niceness", lambda: os.setpriority(os.PRIO_PROCESS, 0, NICENESS))
+    libc = ctypes.CDLL(None, use_errno=True)
+    _try(refused, "timer slack", lambda: _call(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)))
+    _try(refused, "memory lock", lambda: _call(libc.mlockall(MCL_CURRENT | MCL_FUTURE)))
+    return {"core": job["core"], "descriptors": raise_descriptor_limit(), "refused": refused}
+
+
+def _try(refused: list[str], name: str, action: Any) -> None:
+    try:
+        action()
+    except OSError as exc:
+        refused.append(f"{name}: {exc.strerror}")
+
+
+def _call(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def raise_descriptor_limit() -> int:
+    """Raises the soft limit of open files to the hard one; returns what is left for connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    limit = 2**20 if soft == resource.RLIM_INFINITY else soft
+    return max(1, limit - HELD_BACK)
+
+
+def _engine(job: dict[str, Any], slab: slabs.Slab, descriptors: int) -> _native.Engine:
+    with open(job["heads_fd"], "rb", closefd=True) as heads:  # noqa: PTH123 (a descriptor)
+        head_bytes = heads.read()
+    return _native.Engine(
+        slab.memory,
+        head_bytes,
+        [tail.encode("latin-1") for tail in job["tails"]],
+        [tuple(target) for target in job["targets"]],
+        job["timeouts_ns"],
+        job["plain"],
+        spin_ns=job["spin_ns"],
+        idle_reuse_ns=job["idle_reuse_ns"],
+        max_connections=min(descriptors, max(1, slab.word("rows"))),
+        parent_pid=job["parent"],
+        end_by_finish=job["end_by_finish"],
+        stamps=job["stamps"],
+        replica_header=job["replica_header"],
+    )
+
+
+def _await_epoch(slab: slabs.Slab, parent: int) -> bool:
+    while slab.word("epoch_ns") == 0:
+        if slab.word("stop") or os.getppid() != parent:
+            return False
+        time.sleep(0.001)
+    while _native.clock_now() < slab.word("epoch_ns") - 20_000_000:
+        time.sleep(0.01)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,543 @@
+"""The order of one run: server, preflight, arm, workers, epoch, fault, join, files.
+
+Never: computes a figure, judges a record, or leaves a process or a half-made directory behind when
+the run could not start.
+Plan: `measure` does everything up to the stored facts; `recover` does the last step for a run whose
+parent was killed. What names an outcome (`label`) is handed in, so that this leg knows none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import percentes_fast
+from percentes_fast import _native, rundir
+from percentes_fast.config import Config, LoadedConfig, seconds_ns, split_url
+from percentes_fast.engine import buffers, pool, preflight, slabs
+from percentes_fast.engine import schedule as scheduling
+from percentes_fast.engine.canary import Canary
+from percentes_fast.errors import ClientError, DataError, FaultError, TargetError
+from percentes_fast.faults.base import Armed, Fired
+from percentes_fast.faults.kinds import ARM
+from percentes_fast.schema import CAUSE_NAMES, KIND_NAMES, SCHEMA_VERSION, Cause
+from percentes_fast.servers.supervisor import Supervised, split_command
+
+LEAD_S = 0.5  # between "all workers ready" and the epoch
+TICK_S = 0.1
+CHECK_BEFORE_FIRE_NS = 20_000_000
+SPARE_BYTES = 16 * 2**20
+READY_POLL_S = 0.05
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes: the live line, or nobody."""
+
+    def say(self, text: str) -> None:
+        """A step of the preparation."""
+
+    def tick(self, workers: pool.Pool, run_ns: int) -> None:
+        """About ten times a second during the load."""
+
+    def close(self) -> None:
+        """The load is over."""
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def tick(self, workers: pool.Pool, run_ns: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run holds while it is under way."""
+
+    loaded: LoadedConfig
+    config: Config
+    directory: rundir.RunDir
+    schedule: scheduling.Schedule
+    cores: pool.CorePlan
+    run_id: str
+    watcher: Watcher
+    addresses: list[pool.Address] = field(default_factory=list)
+    server: Supervised | None = None
+    canary: Canary | None = None
+    armed: Armed | None = None
+    workers: pool.Pool | None = None
+    manifest: dict[str, Any] = field(default_factory=dict)
+    fault: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def measure(
+    loaded: LoadedConfig, out: Path, label: buffers.Label, watcher: Watcher | None = None
+) -> rundir.RunDir:
+    """Runs the experiment and stores its facts in `out`; the run directory.
+
+    Raises ConfigError, ClientError, TargetError or FaultError before the first request is sent, and
+    leaves nothing then. An interruption (SIGINT, SIGTERM) ends the schedule and stores the rest.
+    """
+    config = loaded.config
+    available = sorted(os.sched_getaffinity(0))
+    cores = pool.plan_cores(config, available)
+    schedule = scheduling.build(config)
+    existed = out.exists()
+    directory = rundir.RunDir.create(out, _needed_bytes(config, schedule, cores))
+    run = _Run(
+        loaded, config, directory, schedule, cores, secrets.token_hex(5), watcher or Silent()
+    )
+    try:
+        with _sigterm_as_interrupt():
+            _prepare(run, available)
+            _load(run)
+    except BaseException:
+        if run.manifest.get("state") != "running":
+            shutil.rmtree(out) if not existed else _empty(out)
+        raise
+    finally:
+        _release(run)
+        os.sched_setaffinity(0, available)
+    _store(run, label)
+    return directory
+
+
+def _empty(out: Path) -> None:
+    for entry in out.iterdir():
+        entry.unlink()
+
+
+def _needed_bytes(
+    config: Config, schedule: scheduling.Schedule, cores: pool.CorePlan
+) -> int:
+    workers = len(cores.workers)
+    rows = [schedule.of_worker(number, workers) for number in range(workers)]
+    return SPARE_BYTES + sum(pool.slab_size(config, schedule, part).bytes for part in rows)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---------------------------------------------------------------- before the epoch
+
+
+def _prepare(run: _Run, available: Sequence[int]) -> None:
+    os.sched_setaffinity(0, run.cores.rest)
+    _start_server(run, available)
+    run.canary = Canary() if run.config.canary.every_s > 0 else None
+    run.addresses.append(_canary_address(run))
+    run.watcher.say("preflight: one request")
+    answer = preflight.ask(run.config, run.addresses, run.run_id, run.directory.path)
+    preflight.expect(run.config, answer)
+    _arm(run)
+    run.manifest = _manifest(run, answer.facts())
+    run.directory.write_bytes(rundir.CONFIG, run.loaded.text)
+    _write_schedule(run)
+    run.workers = pool.start(
+        run.config, run.schedule, run.addresses, run.cores, run.run_id, run.directory.path
+    )
+
+
+def _canary_address(run: _Run) -> pool.Address:
+    port = run.canary.port if run.canary else 9  # no row goes there without a canary
+    return pool.Address("127.0.0.1", port, f"127.0.0.1:{port}")
+
+
+def _start_server(run: _Run, available: Sequence[int]) -> None:
+    config = run.config
+    if config.embedded:
+        port = config.mock.port or _free_port()
+        url = f"http://127.0.0.1:{port}"
+        run.config = config.model_copy(
+            update={"target": config.target.model_copy(update={"url": url})}
+        )
+        command, cores = _mock_command(config, port), run.cores.rest
+    elif config.serve.command is not None:
+        command, cores = split_command(config.serve.command), tuple(available)
+    else:
+        run.addresses = [resolve(str(config.target.url))]
+        return
+    run.addresses = [resolve(str(run.config.target.url))]
+    _refuse_taken(run.addresses[0], str(run.config.target.url))
+    run.watcher.say(f"starting the server: {' '.join(command)[:120]}")
+    run.server = Supervised(command, run.directory.path / rundir.SERVER_LOG, cores)
+    _await_ready(run)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _mock_command(config: Config, port: int) -> list[str]:
+    mock = config.mock
+    options = {
+        "port": port,
+        "model": config.target.model,
+        "startup-s": mock.startup_s,
+        "ttft-ms": mock.ttft_ms,
+        "itl-ms": mock.itl_ms,
+        "ttft-dist": mock.ttft_dist,
+        "itl-dist": mock.itl_dist,
+        "seed": config.seed,
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "percentes_fast.servers.mock", *words]
+
+
+def resolve(url: str) -> pool.Address:
+    """Address of a target, resolved once. Raises TargetError where the name is not found."""
+    host, port, _ = split_url(url)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as exc:
+        raise TargetError(f"target {url}: {host}: {exc.strerror}; mend the name") from exc
+    shown = f"[{host}]" if ":" in host else host
+    return pool.Address(str(found[0][4][0]), port, f"{shown}:{port}")
+
+
+def _refuse_taken(address: pool.Address, url: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET) as probe:
+        probe.settimeout(2.0)
+        if probe.connect_ex((address.ip, address.port)) == 0:
+            raise TargetError(
+                f"target {url}: port {address.port} is in use: something answers there before the"
+                " server was started; stop it or take another port"
+            )
+
+
+def _await_ready(run: _Run) -> None:
+    assert run.server is not None
+    log = run.directory.path / rundir.SERVER_LOG
+    deadline = time.monotonic() + run.config.serve.ready_timeout_s
+    while time.monotonic() < deadline:
+        run.server.check_alive(log)
+        if _listens(run.addresses[0]):
+            answer = preflight.ask(
+                run.config, run.addresses, run.run_id, run.directory.path, short=True
+            )
+            if answer.cause in (Cause.STREAM_END, Cause.HTTP_STATUS, Cause.NO_END):
+                return
+        time.sleep(READY_POLL_S)
+    raise TargetError(
+        f"target {run.config.target.url}: did not answer within"
+        f" {run.config.serve.ready_timeout_s:g} s of its start; raise serve.ready_timeout_s"
+    )
+
+
+def _listens(address: pool.Address) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET) as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex((address.ip, address.port)) == 0
+
+
+def _arm(run: _Run) -> None:
+    kind = run.config.fault.kind
+    if kind == "none":
+        return
+    pid = run.server.pid if run.server else run.config.fault.pid
+    assert pid is not None
+    run.armed = ARM[kind](pid)
+    run.fault = {
+        "kind": kind,
+        "signal": int(signal.SIGKILL),
+        "planned_ns": seconds_ns(run.config.phases.kill_at_s),
+        "armed": asdict(run.armed.identity),
+        "same_clock": True,
+        "fire": None,
+        "evidence": None,
+        "error": None,
+    }
+
+
+def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
+    try:
+        clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+        clock_source = clock.read_text().strip()
+    except OSError:
+        clock_source = None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "state": "preparing",
+        "instrument_version": percentes_fast.__version__,
+        "instrument_commit": percentes_fast.commit(),
+        "run_id": run.run_id,
+        "config_sha256": run.loaded.sha256,
+        "overrides": list(run.loaded.overrides),
+        "config": run.config.public(),
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "clock_source": clock_source,
+        "parent_pid": os.getpid(),
+        "cores": {"workers": list(run.cores.workers), "rest": list(run.cores.rest)},
+        "targets": [
+            {"name": name, "address": address.ip, "port": address.port}
+            for name, address in zip(scheduling.TARGET_NAMES, run.addresses, strict=True)
+        ],
+        "templates": [asdict(template) for template in run.schedule.templates],
+        "preflight": answer,
+        "server": _server_kind(run.loaded.config),
+    }
+
+
+def _server_kind(config: Config) -> str:
+    """Of the configuration as it was given: embedded, served, pid or target."""
+    if config.embedded:
+        return "embedded"
+    if config.serve.command is not None:
+        return "served"
+    return "pid" if config.fault.pid is not None else "target"
+
+
+def _write_schedule(run: _Run) -> None:
+    kinds = [KIND_NAMES[kind] for kind in run.schedule.kind.tolist()]
+    names = [scheduling.TARGET_NAMES[target] for target in run.schedule.target.tolist()]
+    columns = {
+        "index": range(len(run.schedule)),
+        "intended_ns": run.schedule.intended_ns,
+        "kind": kinds,
+        "target": names,
+        "template": run.schedule.template,
+    }
+    run.directory.write_table("schedule", rundir.table_of("schedule", columns))
+
+
+# ---------------------------------------------------------------- the load
+
+
+def _load(run: _Run) -> None:
+    assert run.workers is not None
+    clocks = run.directory.journal("clocks")
+    epoch = time.monotonic_ns() + seconds_ns(LEAD_S)
+    before, wall, after = _native.clock_pair()
+    run.manifest |= {
+        "state": "running",
+        "epoch_monotonic_ns": epoch,
+        "epoch_wall_ns": wall + epoch - (before + after) // 2,
+        "slabs": [str(slab.path) for slab in run.workers.slabs],
+    }
+    _write_fault(run)
+    run.directory.write_json(rundir.MANIFEST, run.manifest)
+    run.workers.begin(epoch)
+    cancelled = threading.Event()
+    firing = threading.Thread(target=_fire, args=(run, epoch, cancelled))
+    if run.armed is not None:
+        firing.start()
+    try:
+        _watch(run, clocks, epoch)
+    finally:
+        cancelled.set()
+        if run.armed is not None:
+            firing.join()
+        clocks.append(_native.clock_pair())
+        clocks.close()
+
+
+def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
+    """Until the last worker has ended; the first interruption ends the schedule."""
+    assert run.workers is not None
+    next_pair = time.monotonic()
+    while True:
+        try:
+            while run.workers.running():
+                if time.monotonic() >= next_pair:
+                    clocks.append(_native.clock_pair())
+                    next_pair += 1.0
+                run.watcher.tick(run.workers, time.monotonic_ns() - epoch)
+                time.sleep(TICK_S)
+            return
+        except KeyboardInterrupt:
+            if run.interrupted:
+                raise
+            run.interrupted = True
+            run.workers.stop()
+        finally:
+            run.watcher.close()
+
+
+def _fire(run: _Run, epoch: int, cancelled: threading.Event) -> None:
+    """The fault's thread: waits, checks the identity again, fires, looks for the evidence."""
+    armed = run.armed
+    assert armed is not None
+    _outrank_the_victim()
+    at = epoch + int(run.fault["planned_ns"])
+    wait_s = (at - CHECK_BEFORE_FIRE_NS - time.monotonic_ns()) / 1e9
+    if cancelled.wait(max(0.0, wait_s)):
+        run.fault["error"] = "the run was interrupted before the fault was due"
+        return
+    try:
+        armed.check()
+        fired = armed.fire(at)
+    except FaultError as exc:
+        run.fault["error"] = str(exc)
+        _write_fault(run)
+        return
+    run.fault["fire"] = _fired(fired, epoch)
+    _write_fault(run)
+    evidence = armed.evidence()
+    run.fault["evidence"] = {
+        "gone_ns": None if evidence.gone_ns is None else evidence.gone_ns - epoch,
+        "survivors": [asdict(identity) for identity in evidence.survivors],
+    }
+    _write_fault(run)
+
+
+def _outrank_the_victim() -> None:
+    """The victim wakes to die, on this core as likely as not: it must not run before the clock is
+    read again. Real-time for this thread where allowed (it spins for 0.5 ms, once), else nothing:
+    the two reads say how long it took.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+
+
+def _fired(fired: Fired, epoch: int) -> dict[str, int]:
+    return {
+        "before_ns": fired.before_ns - epoch,
+        "after_ns": fired.after_ns - epoch,
+        "errno": fired.errno,
+    }
+
+
+def _write_fault(run: _Run) -> None:
+    if run.fault:
+        with contextlib.suppress(ClientError):  # a full disk: the fact stays in memory
+            run.directory.write_json(rundir.FAULT, run.fault)
+
+
+def _release(run: _Run) -> None:
+    """Ends everything this run started; the records stay."""
+    if run.workers is not None and run.workers.running():
+        run.workers.stop()
+        run.workers.kill()
+    if run.canary is not None:
+        run.manifest["canary_server"] = run.canary.stop()
+    if run.armed is not None:
+        run.armed.undo()
+    if run.server is not None:
+        run.server.stop()
+    if run.workers is not None and run.manifest.get("state") != "running":
+        run.workers.remove_slabs()
+
+
+# ---------------------------------------------------------------- after the load
+
+
+def _store(run: _Run, label: buffers.Label) -> None:
+    assert run.workers is not None
+    run.watcher.say("writing the records")
+    run.manifest["workers"] = [worker.facts() for worker in run.workers.workers]
+    run.manifest["interrupted"] = "by the user" if run.interrupted else None
+    if run.fault:
+        run.directory.write_json(rundir.FAULT, run.fault)
+    pairs = [tuple(pair) for pair in run.directory.read_journal("clocks")]
+    _write_tables(run.directory, run.manifest, run.workers.slabs, pairs, label)
+    run.workers.remove_slabs()
+
+
+def _write_tables(
+    directory: rundir.RunDir,
+    manifest: dict[str, Any],
+    workers: Sequence[slabs.Slab],
+    pairs: buffers.ClockPairs,
+    label: buffers.Label,
+) -> None:
+    targets = [target["name"] for target in manifest["targets"]]
+    directory.write_table("requests", buffers.requests_table(workers, targets, pairs, label))
+    directory.write_table("token_times", buffers.tokens_table(workers, pairs))
+    directory.write_table("client", buffers.client_table(workers))
+    epoch = manifest["epoch_monotonic_ns"]
+    directory.write_table("clocks", buffers.clocks_table(pairs, epoch))
+    manifest["state"] = "partial" if manifest["interrupted"] else "complete"
+    manifest["slabs"] = []
+    directory.write_json(rundir.MANIFEST, manifest)
+    directory.drop_journal("clocks")
+
+
+def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
+    """Finishes the run directory of a run whose parent was killed.
+
+    Raises DataError where it is not such a run, or is still under way.
+    """
+    manifest = rundir.read_manifest(path)
+    if manifest["state"] != "running":
+        raise DataError(f"{path}: is {manifest['state']}, there is nothing to recover")
+    if _is_run(manifest["parent_pid"]):
+        raise DataError(f"{path}: its run is still under way; wait for it or end it")
+    opened = [_settled(slabs.Slab(Path(name))) for name in manifest["slabs"]]
+    directory = rundir.RunDir(path)
+    manifest["workers"] = [_slab_facts(slab) for slab in opened]
+    manifest["interrupted"] = "its parent process was killed"
+    pairs = [tuple(pair) for pair in directory.read_journal("clocks")]
+    names = list(manifest["slabs"])
+    _write_tables(directory, manifest, opened, pairs, label)
+    for name in names:
+        Path(name).unlink(missing_ok=True)
+    return directory
+
+
+def _is_run(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"percentes" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _settled(slab: slabs.Slab) -> slabs.Slab:
+    """Waits for a worker that is still ending; rows a killed worker never reached are cut."""
+    deadline = time.monotonic() + 5.0
+    while slab.word("state") == slabs.STATE_RUNNING and _is_run(slab.word("pid")):
+        if time.monotonic() > deadline:
+            raise DataError(f"worker {slab.word('worker')}: is still running; end it first")
+        time.sleep(0.05)
+    if slab.word("state") != slabs.STATE_ENDED:
+        causes, intended = slab.column("cause"), slab.column("intended_ns")
+        for row in range(slab.word("next_row"), slab.word("rows")):
+            if intended[row] > slab.word("heartbeat_ns"):
+                causes[row] = CAUSE_NAMES.index("not_due")
+    return slab
+
+
+def _slab_facts(slab: slabs.Slab) -> dict[str, Any]:
+    words = ("tokens_lost", "seconds_lost", "messages_lost", "names_lost", "dials", "reuses")
+    more = ("closed_while_idle", "stamps_refused", "stamps_unmatched", "in_flight_max")
+    ended = slab.word("state") == slabs.STATE_ENDED
+    stopped = slab.word("stopped_ns")
+    return {
+        "worker": slab.word("worker"),
+        "exit_status": None,
+        "ended": ended,
+        "stopped_ns": None if stopped < 0 else stopped,
+        "heartbeat_ns": slab.word("heartbeat_ns"),
+        **{word: slab.word(word) for word in words + more},
+    }
+

@@ -1,0 +1,248 @@
+"""The run directory: what a run leaves behind, written atomically, opened strictly.
+
+Never: computes a figure; leaves a half-written file under its final name; overwrites a run.
+Plan: `RunDir.create` claims an empty directory; facts go in as whole files (temporary name, then
+rename) or as journals of one JSON line each, so that a killed parent loses nothing; `open_run`
+gives the frames back and says in one line what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from percentes_fast import schema
+from percentes_fast.errors import ClientError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+MANIFEST = "manifest.json"
+CONFIG = "config.yaml"
+FAULT = "fault.json"
+SERVER_LOG = "server.log"
+REPORT = "report.json"
+STATES = ("preparing", "running", "complete", "partial")
+TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
+    "schedule": schema.SCHEDULE_FIELDS,
+    "requests": schema.REQUEST_FIELDS,
+    "token_times": schema.TOKEN_FIELDS,
+    "clocks": schema.CLOCK_FIELDS,
+    "client": schema.CLIENT_FIELDS,
+}
+
+
+class Journal:
+    """Facts appended while a run is under way, one JSON line each, kept in memory too."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[Any] = []
+        self.lost = 0  # lines that a full disk kept from the file; they are still in `lines`
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, fact: Any) -> None:
+        """Adds a fact; a disk that is full costs the file copy, not the fact."""
+        self.lines.append(fact)
+        try:
+            self._file.write(json.dumps(fact).encode() + b"\n")
+        except OSError:
+            self.lost += 1
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class RunDir:
+    """A run directory being written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, needed_bytes: int) -> RunDir:
+        """Claims a directory that does not exist or is empty, with room for the results.
+
+        Raises ClientError in one line; a directory it made is removed again then.
+        """
+        made = not path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise ClientError(f"out {path}: is not empty; name a new directory")
+            probe = path / ".probe"
+            probe.write_bytes(b"")
+            probe.unlink()
+            free = os.statvfs(path)
+        except OSError as exc:
+            raise ClientError(f"out {path}: {exc.strerror}; name a writable directory") from exc
+        if free.f_bavail * free.f_frsize < needed_bytes:
+            if made:
+                path.rmdir()
+            raise ClientError(
+                f"out {path}: the disk is full: {needed_bytes // 2**20 + 1} MiB are needed;"
+                " free some or name another directory"
+            )
+        return cls(path)
+
+    def journal(self, name: str) -> Journal:
+        """A journal file in the directory."""
+        return Journal(self.path / f"{name}.journal")
+
+    def read_journal(self, name: str) -> list[Any]:
+        """Whole lines of a journal; a last line cut by a crash is left out."""
+        path = self.path / f"{name}.journal"
+        if not path.exists():
+            return []
+        facts = []
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                facts.append(json.loads(line))
+        return facts
+
+    def drop_journal(self, name: str) -> None:
+        """Removes a journal whose facts stand in a table now."""
+        (self.path / f"{name}.journal").unlink(missing_ok=True)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Writes a file under a temporary name, syncs, renames."""
+        with self._replacing(name) as temporary, temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """Writes indented JSON; NaN and infinity are refused."""
+        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+        self.write_bytes(name, text.encode() + b"\n")
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Writes a Parquet file of the table's schema."""
+        import pyarrow.parquet as pq
+
+        with self._replacing(f"{name}.parquet") as temporary:
+            pq.write_table(table, temporary, compression="zstd")
+
+    @contextlib.contextmanager
+    def _replacing(self, name: str) -> Iterator[Path]:
+        temporary = self.path / f".{name}.tmp"
+        try:
+            yield temporary
+            temporary.replace(self.path / name)
+        except OSError as exc:
+            temporary.unlink(missing_ok=True)
+            what = "the disk is full" if exc.errno == errno.ENOSPC else exc.strerror
+            raise ClientError(
+                f"{self.path / name}: {what}; free space, then run"
+                f" `percentes-fast recover {self.path}`: the records are kept"
+            ) from exc
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a run directory. Raises DataError where there is none of this version."""
+    manifest = _read_json(path, MANIFEST)
+    if manifest.get("schema_version") != schema.SCHEMA_VERSION:
+        raise DataError(
+            f"{path / MANIFEST}: schema version {manifest.get('schema_version')!r}, this program"
+            f" reads {schema.SCHEMA_VERSION}; use the version that wrote it"
+        )
+    return manifest
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        data = json.loads((path / name).read_bytes())
+    except FileNotFoundError as exc:
+        raise DataError(f"{path}: has no {name}; name a run directory") from exc
+    except (OSError, ValueError) as exc:
+        raise DataError(f"{path / name}: {exc}; the file is damaged") from exc
+    if not isinstance(data, dict):
+        raise DataError(f"{path / name}: holds no JSON object; the file is damaged")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run directory, read: manifest, fault record (None: no fault), frames, raw log lines."""
+
+    manifest: dict[str, Any]
+    fault: dict[str, Any] | None
+    requests: pd.DataFrame
+    token_times: pd.DataFrame
+    clocks: pd.DataFrame
+    client: pd.DataFrame
+    log: tuple[tuple[int, str, str], ...]
+
+
+def open_run(path: Path) -> StoredRun:
+    """Reads a finished run. Raises DataError in one line where it is not whole."""
+    manifest = read_manifest(path)
+    if manifest.get("state") not in ("complete", "partial"):
+        raise DataError(
+            f"{path}: the run was not finished; run `percentes-fast recover {path}` first"
+        )
+    return StoredRun(
+        manifest=manifest,
+        fault=_read_json(path, FAULT) if (path / FAULT).exists() else None,
+        requests=_frame(path, "requests"),
+        token_times=_frame(path, "token_times"),
+        clocks=_frame(path, "clocks"),
+        client=_frame(path, "client"),
+        log=tuple(read_log(path / SERVER_LOG)),
+    )
+
+
+def _frame(path: Path, name: str) -> pd.DataFrame:
+    """A table as a frame: nullable integers stay integers, times stay exact."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    nullable = {
+        pa.int64(): pd.Int64Dtype(),
+        pa.int32(): pd.Int32Dtype(),
+        pa.int16(): pd.Int16Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+    }
+    file = path / f"{name}.parquet"
+    try:
+        table = pq.read_table(file)
+    except FileNotFoundError as exc:
+        raise DataError(f"{path}: has no {name}.parquet; the run directory is incomplete") from exc
+    except (OSError, pa.ArrowException) as exc:
+        raise DataError(f"{file}: {exc}; the file is damaged") from exc
+    expected = [field for field, _, _ in TABLES[name]]
+    if table.column_names != expected:
+        raise DataError(f"{file}: has other columns than schema version {schema.SCHEMA_VERSION}")
+    frame: pd.DataFrame = table.to_pandas(types_mapper=nullable.get)
+    return frame
+
+
+def read_log(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(CLOCK_MONOTONIC ns, mark, text) of each line of a time-stamped server log.
+
+    mark: `o` output of the server, `s` an event of the supervisor.
+    """
+    if not path.exists():
+        return
+    for raw in path.read_bytes().split(b"\n"):
+        stamp, _, rest = raw.partition(b" ")
+        mark, _, text = rest.partition(b" ")
+        if stamp.isdigit() and mark in (b"o", b"s"):
+            yield int(stamp), mark.decode(), text.decode("utf-8", "replace")
+
+
+def table_of(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    """An Arrow table of one of the run's tables from arrays or lists by column name."""
+    import pyarrow as pa
+
+    shape = schema.arrow_schema(TABLES[name])
+    return pa.table({field.name: columns[field.name] for field in shape}, schema=shape)
+
