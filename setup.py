@@ -5,6 +5,7 @@ PERCENTES_FAST_DEBUG=1 compiles with -O1, assertions, ASan and UBSan.
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def flags() -> tuple[list[str], list[str]]:
 def extensions() -> list[Extension]:
     if os.environ.get("PERCENTES_FAST_NO_EXT") == "1" or not sys.platform.startswith("linux"):
         return []
-    from Cython.Build import cythonize  # noqa: PLC0415
+    from Cython.Build import cythonize
 
     compile_args, link_args = flags()
     # Cython's own output is not warning-free under -Wconversion: `make lint-c` compiles csrc alone
@@ -39,4 +40,16 @@ def extensions() -> list[Extension]:
     return list(cythonize([native], compiler_directives={"language_level": "3"}))
 
 
+def record_commit() -> None:
+    """Writes the commit a checkout is at into the package; elsewhere leaves what is there."""
+    git = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    if not Path(".git").exists():
+        return
+    found = subprocess.run(git, capture_output=True, text=True, check=False)
+    if found.returncode == 0:
+        text = f'"""Written by setup.py."""\n\nCOMMIT = "{found.stdout.strip()}"\n'
+        Path("src/percentes_fast/_build.py").write_text(text)
+
+
+record_commit()
 setup(ext_modules=extensions())

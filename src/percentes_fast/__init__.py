@@ -26,11 +26,12 @@ _HOMES = {
 
 def commit() -> str | None:
     """Commit this package was built from; None where it was not built from a checkout."""
+    import importlib
+
     try:
-        from percentes_fast._build import COMMIT
+        return str(importlib.import_module("percentes_fast._build").COMMIT)
     except ImportError:
         return None
-    return COMMIT
 
 
 def __getattr__(name: str) -> Any:

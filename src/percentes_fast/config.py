@@ -227,7 +227,9 @@ def _check_fault(config: Config) -> None:
     if pid is not None and serve is not None:
         raise ValueError("fault.pid (--pid): the server of --serve is found by itself; drop --pid")
     if pid is not None and url is None:
-        raise ValueError("target.url (--target): is missing; say where the process of --pid listens")
+        raise ValueError(
+            "target.url (--target): is missing; say where the process of --pid listens"
+        )
     if pid is not None and config.fault.kind == "none":
         raise ValueError("fault.pid (--pid): a process to kill, but --fault none; drop one of them")
     if url is not None and config.fault.kind != "none" and serve is None and pid is None:
@@ -240,7 +242,9 @@ def _check_fault(config: Config) -> None:
 def _check_phases(config: Config) -> None:
     phases = config.phases
     if phases.duration_s is not None and "recovery_s" in phases.model_fields_set:
-        raise ValueError("phases: give duration_s (--duration) or recovery_s (--recovery), not both")
+        raise ValueError(
+            "phases: give duration_s (--duration) or recovery_s (--recovery), not both"
+        )
     if config.fault.kind == "none":
         if phases.warmup_s >= config.duration_s - phases.cooldown_s:
             raise ValueError("phases.warmup_s (--warmup): leaves no time before the cool-down")
@@ -316,11 +320,11 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if key in seen:
             line = key_node.start_mark.line + 1
             raise ConfigError(f"config line {line}: {key!r} is given twice; keep one")
-        seen[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+        seen[key] = loader.construct_object(value_node, deep=True)
     return seen
 
 
@@ -354,7 +358,7 @@ def _read(path: Path) -> bytes:
 
 def _parse(text: bytes, where: str) -> dict[str, Any]:
     try:
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

@@ -126,9 +126,7 @@ def _empty(out: Path) -> None:
         entry.unlink()
 
 
-def _needed_bytes(
-    config: Config, schedule: scheduling.Schedule, cores: pool.CorePlan
-) -> int:
+def _needed_bytes(config: Config, schedule: scheduling.Schedule, cores: pool.CorePlan) -> int:
     workers = len(cores.workers)
     rows = [schedule.of_worker(number, workers) for number in range(workers)]
     return SPARE_BYTES + sum(pool.slab_size(config, schedule, part).bytes for part in rows)
@@ -162,7 +160,14 @@ def _prepare(run: _Run, available: Sequence[int]) -> None:
     run.directory.write_bytes(rundir.CONFIG, run.loaded.text)
     _write_schedule(run)
     run.workers = pool.start(
-        run.config, run.schedule, run.addresses, run.cores, run.run_id, run.directory.path
+        pool.Plan(
+            config=run.config,
+            schedule=run.schedule,
+            addresses=tuple(run.addresses),
+            cores=run.cores,
+            run_id=run.run_id,
+            directory=run.directory.path,
+        )
     )
 
 
@@ -540,4 +545,3 @@ def _slab_facts(slab: slabs.Slab) -> dict[str, Any]:
         "heartbeat_ns": slab.word("heartbeat_ns"),
         **{word: slab.word(word) for word in words + more},
     }
-

@@ -245,4 +245,3 @@ def table_of(name: str, columns: Mapping[str, Any]) -> pa.Table:
 
     shape = schema.arrow_schema(TABLES[name])
     return pa.table({field.name: columns[field.name] for field in shape}, schema=shape)
-

@@ -196,9 +196,7 @@ def _us(values: Ints, q: float) -> float | None:
     return nearest_rank(np.sort(values), q) / 1000 if len(values) else None
 
 
-def _canary(
-    streams: pd.DataFrame, tokens: pd.DataFrame, known: Mapping[str, Any]
-) -> CanaryFigures:
+def _canary(streams: pd.DataFrame, tokens: pd.DataFrame, known: Mapping[str, Any]) -> CanaryFigures:
     ttft_ns, itl_ns = round(known["ttft_ms"] * 1e6), round(known["itl_ms"] * 1e6)
     done = streams[streams["outcome"] == "completed"]
     events = tokens.merge(done[["index", "intended_ns"]], on="index")

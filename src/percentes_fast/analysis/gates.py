@@ -1,6 +1,6 @@
-"""Validity gates: applicable, observed, pass. A run proves itself or says invalid, with the reason.
+"""Validity gates: applicable, observed, pass. A run proves itself or says why it does not.
 
-Never: passes a gate that was not observed. Plan: SPEC section 8; one function a gate, each a line of
+Never: passes a gate that was not observed. Plan: SPEC section 8; a function a gate, a line of
 detail with the figures it was decided on.
 """
 
@@ -15,7 +15,9 @@ from percentes_fast.analysis.windows import WindowReport
 
 SKEW_P99_S, SKEW_MAX_S = 0.005, 0.050
 BUSY_LIMIT = 0.70
-STAMPS_AGREE_S = 0.001  # p99 of |kernel - user| send stamp: beyond it the user stamp is not the send
+STAMPS_AGREE_S = (
+    0.001  # p99 of |kernel - user| send stamp: beyond it the user stamp is not the send
+)
 BASELINE_GOODPUT = 0.99
 
 
@@ -112,7 +114,9 @@ def gates(
         g2(client, stamps=bool(config["engine"]["kernel_stamps"])),
         _not_applicable("G3", "no terminal signal on victim streams", black),
         _not_applicable("G4", "traffic to the dead endpoint for >= 20 s", black),
-        _not_applicable("G5", "GPU clocks, power, driver equal", "no GPU fingerprint is taken here"),
+        _not_applicable(
+            "G5", "GPU clocks, power, driver equal", "no GPU fingerprint is taken here"
+        ),
         g6(baseline),
         _not_applicable("G7", "mean waiting queue <= 1.0", metrics),
     )

@@ -62,7 +62,7 @@ class InFlight:
 
 def _times(load: pd.DataFrame, column: str) -> NDArray[np.float64]:
     """Times as floats with NaN for null: a comparison with an unknown is false."""
-    return load[column].astype("Float64").to_numpy(np.float64, na_value=np.nan)
+    return np.asarray(load[column].astype("Float64").to_numpy(np.float64, na_value=np.nan))
 
 
 def _compat(load: pd.DataFrame, kill: Kill) -> tuple[Mask, Mask, int]:

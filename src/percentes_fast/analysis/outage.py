@@ -111,7 +111,9 @@ class Outage:
     goodput_restored: Moment
 
 
-def outage(frame: pd.DataFrame, fire_ns: int, restored_ns: int | None, why_not: str | None) -> Outage:
+def outage(
+    frame: pd.DataFrame, fire_ns: int, restored_ns: int | None, why_not: str | None
+) -> Outage:
     """Outage and the four moments. frame: judged rows of all kinds.
 
     restored_ns: the detector's recovery on the run's clock, or why there is none.

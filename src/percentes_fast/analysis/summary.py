@@ -23,8 +23,16 @@ from percentes_fast.analysis import client as clients
 from percentes_fast.analysis import gates as gating
 from percentes_fast.analysis import inflight, outage, recovery, windows
 from percentes_fast.analysis.incidence import Incidence, completion_incidence
+from percentes_fast.analysis.outage import Outage
 from percentes_fast.analysis.outcomes import Counts, count, good, judged
-from percentes_fast.analysis.windows import SECOND, Seconds, Window
+from percentes_fast.analysis.windows import (
+    SECOND,
+    GoodputSeries,
+    Mode,
+    Seconds,
+    Window,
+    WindowReport,
+)
 from percentes_fast.rundir import StoredRun, open_run
 from percentes_fast.schema import SCHEMA_VERSION
 
@@ -116,7 +124,7 @@ class Summary:
     counts: Counts
     counts_by_kind: dict[str, Counts]
     outage_s: Seconds | None
-    outage: outage.Outage | None
+    outage: Outage | None
     ttr_pre_fault_s: int | None
     in_flight_loss_fraction: float | None
     in_flight_errored_by_class: dict[str, int] | None
@@ -132,11 +140,11 @@ class Summary:
     recovery: RecoveryReport | None
     gates: tuple[gating.Gate, ...]
     client: clients.ClientFigures
-    windows: tuple[windows.WindowReport, ...]
-    modal_latencies: tuple[windows.Mode, ...]
+    windows: tuple[WindowReport, ...]
+    modal_latencies: tuple[Mode, ...]
     incidence: dict[str, IncidenceReport]
     receive_path: dict[str, clients.ReceivePath]
-    goodput_by_second: windows.GoodputSeries
+    goodput_by_second: GoodputSeries
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +329,8 @@ def _outage(
 def _incidence(load: pd.DataFrame, horizon_ns: int) -> IncidenceReport:
     rows = load[load["outcome"].isin(["completed", "errored", "censored"])]
     rows = rows[rows["open_ns"].notna()]
-    state = rows["outcome"].map({"censored": 0, "completed": 1, "errored": 2}).to_numpy(np.int8)
+    codes = {"censored": 0, "completed": 1, "errored": 2}
+    state = np.array([codes[outcome] for outcome in rows["outcome"]], np.int8)
     curve = completion_incidence(rows["open_ns"].to_numpy(np.int64), state, horizon_ns)
     grid = curve.at(np.linspace(0, horizon_ns, INCIDENCE_POINTS + 1).astype(np.int64))
     quantiles = {name: curve.quantile(q) for name, q in windows.QUANTILES}
@@ -432,7 +441,7 @@ def _summary(
         partial=manifest["state"] == "partial",
         invalid_reasons=tuple(reasons),
         counts=count(load),
-        counts_by_kind={kind: count(rows) for kind, rows in facts.rows.groupby("kind")},
+        counts_by_kind={str(kind): count(rows) for kind, rows in facts.rows.groupby("kind")},
         outage_s=gone.outage_s if gone else None,
         outage=gone,
         ttr_pre_fault_s=found.pre_fault.ttr_s if found else None,

@@ -159,21 +159,24 @@ def slab_size(config: Config, schedule: Schedule, rows: np.ndarray[Any, Any]) ->
     return slabs.SlabSize(len(rows), tokens, seconds, min(len(rows), MESSAGE_SLOTS))
 
 
-def start(
-    config: Config,
-    schedule: Schedule,
-    addresses: Sequence[Address],
-    cores: CorePlan,
-    run_id: str,
-    directory: Path,
-) -> Pool:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the workers of a run are made from; directory: where slabs go without /dev/shm."""
+
+    config: Config
+    schedule: Schedule
+    addresses: tuple[Address, ...]
+    cores: CorePlan
+    run_id: str
+    directory: Path
+
+
+def start(plan: Plan) -> Pool:
     """Starts the workers, ready and waiting for the epoch. Raises ClientError; nothing is left."""
     pool = Pool([])
     try:
-        for number in range(len(cores.workers)):
-            pool.workers.append(
-                _start_one(config, schedule, addresses, cores, run_id, directory, number)
-            )
+        for number in range(len(plan.cores.workers)):
+            pool.workers.append(_start_one(plan, number))
         for worker in pool.workers:
             _await_ready(worker)
     except BaseException:
@@ -183,33 +186,23 @@ def start(
     return pool
 
 
-def _start_one(
-    config: Config,
-    schedule: Schedule,
-    addresses: Sequence[Address],
-    cores: CorePlan,
-    run_id: str,
-    directory: Path,
-    number: int,
-) -> Worker:
-    rows = schedule.of_worker(number, len(cores.workers))
-    arena = render(config, schedule, rows, run_id, tuple(a.host for a in addresses))
-    size = slab_size(config, schedule, rows)
-    slab = slabs.create(slabs.place(run_id, number, size, directory), size, number)
+def _start_one(plan: Plan, number: int) -> Worker:
+    rows = plan.schedule.of_worker(number, len(plan.cores.workers))
+    hosts = tuple(address.host for address in plan.addresses)
+    arena = render(plan.config, plan.schedule, rows, plan.run_id, hosts)
+    size = slab_size(plan.config, plan.schedule, rows)
+    slab = slabs.create(slabs.place(plan.run_id, number, size, plan.directory), size, number)
     try:
-        fill(slab, schedule, rows, arena)
+        fill(slab, plan.schedule, rows, arena)
         heads = _memory_file(arena.heads)
-        job = _job(config, slab.path, heads, arena, addresses, cores.workers[number])
-        process = _spawn(job, heads)
+        process = _spawn(_job(plan, number, slab, heads, arena), heads)
     except BaseException:
         slab.path.unlink(missing_ok=True)
         raise
     return Worker(number, process, slab)
 
 
-def fill(
-    slab: slabs.Slab, schedule: Schedule, rows: np.ndarray[Any, Any], arena: Arena
-) -> None:
+def fill(slab: slabs.Slab, schedule: Schedule, rows: np.ndarray[Any, Any], arena: Arena) -> None:
     """Writes the columns that are known before the run."""
     known = {
         "index": rows,
@@ -227,7 +220,7 @@ def fill(
 def _memory_file(data: bytes) -> int:
     """The heads in a file without a name: headers may hold secrets, so they touch no directory."""
     fd = os.memfd_create("percentes-fast-heads")
-    with open(fd, "wb", closefd=False) as file:  # noqa: PTH123 (a descriptor)
+    with open(fd, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
@@ -254,20 +247,16 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
     }
 
 
-def _job(
-    config: Config,
-    path: Path,
-    heads_fd: int,
-    arena: Arena,
-    addresses: Sequence[Address],
-    core: int | None,
-) -> dict[str, Any]:
+def _job(plan: Plan, number: int, slab: slabs.Slab, heads_fd: int, arena: Arena) -> dict[str, Any]:
+    config = plan.config
     return {
-        "slab": str(path),
+        "slab": str(slab.path),
         "heads_fd": heads_fd,
-        "core": core,
+        "core": plan.cores.workers[number],
         "parent": os.getpid(),
-        **engine_options(config, arena, addresses),
+        # of the time the worker spins: real-time scheduling must stay below the kernel's throttle
+        "spin_share": slab.word("rows") / config.duration_s * config.engine.spin_us / 1e6,
+        **engine_options(config, arena, plan.addresses),
     }
 
 

@@ -14,6 +14,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from percentes_fast import schema
 from percentes_fast.errors import ClientError, NativeMissingError
@@ -26,9 +27,9 @@ except ImportError as exc:
         f" time ({exc}); analyze, report and audit work without it"
     ) from exc
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (a name of our own in it, mode 0600)
+SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "percentes-fast-"
-FORMATS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b"}
+FORMATS: dict[str, Literal["q", "i", "h", "b"]] = {"i8": "q", "i4": "i", "i2": "h", "i1": "b"}
 STATE_NEW, STATE_READY, STATE_RUNNING, STATE_ENDED = range(4)
 
 
@@ -82,7 +83,7 @@ class Slab:
         """Stores a header word (one aligned 8-byte store)."""
         self._words[_native.WORDS[name]] = value
 
-    def column(self, name: str) -> memoryview:
+    def column(self, name: str) -> memoryview[int]:
         """A column as a typed view of its whole capacity."""
         kind, count = self._shape(name)
         start = self._offsets[name]
@@ -141,7 +142,7 @@ def create(path: Path, size: SlabSize, worker: int) -> Slab:
 
 
 def place(run_id: str, worker: int, size: SlabSize, fallback: Path) -> Path:
-    """Where a slab goes: shared memory where half of what is free there holds it, else `fallback`."""
+    """Where a slab goes: shared memory where half of its free space will do, else `fallback`."""
     name = f"{PREFIX}{run_id}-{worker}.slab"
     try:
         free = os.statvfs(SHARED_MEMORY)

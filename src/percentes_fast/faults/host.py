@@ -74,7 +74,9 @@ class LocalProcess:
             os.kill(self.identity.pid, 0)
         except PermissionError as exc:
             pid = self.identity.pid
-            raise FaultError(f"pid {pid}: may not be signalled by this user; use its owner") from exc
+            raise FaultError(
+                f"pid {pid}: may not be signalled by this user; use its owner"
+            ) from exc
 
     def check(self) -> None:
         """The same process still? Raises FaultError."""

@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from percentes_fast.errors import ConfigError, TargetError
+from percentes_fast.errors import ClientError, ConfigError, TargetError
 
 PR_SET_CHILD_SUBREAPER = 36
 STOP_GRACE_S = 5.0
@@ -58,6 +58,8 @@ class Supervised:
         first = self._next_event(10.0)
         if first.get("event") != "started":
             self.stop()
+            if not first:
+                raise ClientError("the server's supervisor did not start; look at its output above")
             raise ConfigError(
                 f"serve.command (--serve): {command[0]!r}: {first.get('reason', 'not started')};"
                 " name a program that is there"
@@ -130,6 +132,8 @@ class _Supervisor:
     def run(self) -> int:
         """Until stdin ends; 0, or 1 where the command could not be started at all."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if self._job["cores"]:
+            os.sched_setaffinity(0, self._job["cores"])  # the server inherits it
         if not self._start():
             return 1
         threading.Thread(target=self._watch_parent, daemon=True).start()
@@ -152,7 +156,6 @@ class _Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=self._pin if self._job["cores"] else None,
             )
         except OSError as exc:
             self._event("failed", reason=exc.strerror)
@@ -160,11 +163,10 @@ class _Supervisor:
         self._pid, self._started_at = server.pid, time.monotonic()
         self._event("started", pid=server.pid, group=server.pid)
         assert server.stdout is not None
-        threading.Thread(target=self._stamp, args=(server.stdout.fileno(), server), daemon=True).start()
+        threading.Thread(
+            target=self._stamp, args=(server.stdout.fileno(), server), daemon=True
+        ).start()
         return True
-
-    def _pin(self) -> None:
-        os.sched_setaffinity(0, self._job["cores"])
 
     def _event(self, event: str, **facts: Any) -> None:
         fact = {"event": event, **facts}

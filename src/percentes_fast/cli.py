@@ -1,0 +1,212 @@
+"""The command line: click commands of a few lines each; everything heavy is imported inside them.
+
+Never: computes, or lets an error through as a traceback: one line (what, where, what to do) and the
+exit status of its class. Exit: 0 valid, 2 invalid, 1 could not run (usage too), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from percentes_fast.errors import (
+    EXIT_COULD_NOT_RUN,
+    EXIT_INTERRUPTED,
+    EXIT_INVALID,
+    EXIT_VALID,
+    ClientError,
+    ConfigError,
+    PercentesError,
+)
+
+DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
+FLAGS: tuple[tuple[str, str, Any, str], ...] = (
+    ("--target", "target.url", str, "URL of the server, http://HOST:PORT"),
+    ("--model", "target.model", str, "model name to ask for"),
+    ("--api", "target.api", click.Choice(["chat", "completions"]), "which endpoint"),
+    ("--serve", "serve.command", str, "command of a server to start, kill and restart"),
+    ("--pid", "fault.pid", int, "process to kill, that something else restarts"),
+    ("--rate", "load.rate", float, "requests a second (default 3.12)"),
+    ("--warmup", "phases.warmup_s", float, "seconds of warm-up (60)"),
+    ("--kill-at", "phases.kill_at_s", float, "second of the kill, from the first of load (360)"),
+    ("--recovery", "phases.recovery_s", float, "seconds from the kill to the cool-down (600)"),
+    ("--cooldown", "phases.cooldown_s", float, "seconds of cool-down (60)"),
+    ("--duration", "phases.duration_s", float, "seconds of load, in place of --recovery"),
+    ("--fault", "fault.kind", click.Choice(["kill", "kill_group", "none"]), "what to do (kill)"),
+    ("--prompt-tokens", "load.prompt_tokens", int, "words in each prompt (512)"),
+    ("--max-tokens", "load.max_tokens", int, "tokens asked for (256)"),
+    ("--timeout", "load.timeout_s", float, "deadline of a request in seconds (30)"),
+    ("--seed", "seed", int, "seed of the schedule (1)"),
+    ("--mock-startup", "mock.startup_s", float, "start-up of the embedded server in seconds (42)"),
+)
+
+
+def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, key, kind, text in reversed(FLAGS):
+        command = click.option(name, key.replace(".", "__"), type=kind, default=None, help=text)(
+            command
+        )
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="percentes-fast")
+def cli() -> None:
+    """Kill an LLM inference server under open-loop load; measure what its clients saw."""
+
+
+@cli.command()
+@_flags
+@click.option("--config", type=click.Path(path_type=Path), help="YAML file of the run")
+@click.option("--arrival", help="poisson, constant, gamma[:SHAPE] or trace:FILE")
+@click.option("--workers", help="auto or a number: worker processes, one core each")
+@click.option("--cores", help="cores of the workers, such as 2,3 or 4-7")
+@click.option("--header", multiple=True, metavar="'NAME: VALUE'", help="added to every request")
+@click.option("--extra-body", metavar="JSON", help="merged into every request body")
+@click.option("--out", type=click.Path(path_type=Path), help="new run directory (runs/...)")
+@click.option("--json", "as_json", is_flag=True, help="print report.json instead of the text")
+@click.option("--quiet", is_flag=True, help="no live line, no report on the terminal")
+def run(config: Path | None, out: Path | None, as_json: bool, quiet: bool, **flags: Any) -> int:
+    """Run one experiment: load, a real kill, records, verdict."""
+    from percentes_fast import config as configuration
+    from percentes_fast import flags as parsing
+
+    loaded = configuration.load(config, parsing.overrides(flags))
+    label = _label(loaded.config.target.usage)
+    measure = _measuring().measure
+    directory = measure(loaded, out or parsing.new_directory(), label, _watcher(loaded, quiet))
+    return _judge(directory.path, quiet=quiet, as_json=as_json)
+
+
+def _measuring() -> Any:
+    if not sys.platform.startswith("linux"):
+        raise ClientError("measuring needs Linux; analyze, report and audit work here")
+    from percentes_fast import run as measuring
+
+    return measuring
+
+
+def _label(usage: bool) -> Any:
+    from percentes_fast.analysis import outcomes
+
+    return partial(outcomes.label, usage=usage)
+
+
+def _watcher(loaded: Any, quiet: bool) -> Any:
+    if quiet or not sys.stderr.isatty():
+        return None
+    from percentes_fast.live import LiveLine
+
+    return LiveLine(loaded.config)
+
+
+def _judge(path: Path, *, quiet: bool, as_json: bool) -> int:
+    """Analyses a directory, writes its reports, prints one; the exit status."""
+    from percentes_fast.report import files
+
+    summary, printed = files.write(path, as_json=as_json)
+    if not quiet:
+        click.echo(printed, nl=False)
+        click.echo(f"report: {path / 'report.html'}", err=True)
+    if summary.partial:
+        return EXIT_INTERRUPTED
+    return EXIT_VALID if summary.valid else EXIT_INVALID
+
+
+@cli.command()
+@DIRECTORY
+@click.option("--json", "as_json", is_flag=True, help="print report.json instead of the text")
+@click.option("--quiet", is_flag=True, help="print nothing")
+def analyze(directory: Path, as_json: bool, quiet: bool) -> int:
+    """Judge a stored run again and write its reports."""
+    return _judge(directory, quiet=quiet, as_json=as_json)
+
+
+@cli.command()
+@DIRECTORY
+@click.option("--format", "shape", type=click.Choice(["text", "json", "html"]), default="text")
+def report(directory: Path, shape: str) -> int:
+    """Print the report of a stored run; writes nothing."""
+    from percentes_fast.report import files
+
+    click.echo(files.render(directory, shape), nl=False)
+    return EXIT_VALID
+
+
+@cli.command()
+@DIRECTORY
+def recover(directory: Path) -> int:
+    """Finish a run whose parent process was killed."""
+    from percentes_fast.rundir import read_manifest
+
+    usage = read_manifest(directory)["config"]["target"]["usage"]
+    _measuring().recover(directory, _label(usage))
+    return _judge(directory, quiet=False, as_json=False)
+
+
+@cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def mock(arguments: tuple[str, ...]) -> int:
+    """Serve the embedded simulated server (mock --help for its options)."""
+    from percentes_fast.servers import mock as server
+
+    return server.main(list(arguments))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def audit(file: Path) -> int:
+    """Re-derive every derivable figure of a published campaign file."""
+    from percentes_fast.analysis import audit as auditing
+
+    found = auditing.audit_file(file)
+    click.echo(auditing.render(found).rstrip("\n"))
+    return EXIT_INVALID if found.differing else EXIT_VALID
+
+
+@cli.command()
+def doctor() -> int:
+    """Say whether this machine can measure, and what to change."""
+    _measuring()
+    from percentes_fast import doctor as examining
+
+    findings = examining.examine()
+    click.echo(examining.render(findings))
+    return EXIT_VALID
+
+
+def main() -> None:
+    """Entry point: maps every ending to its exit status."""
+    sys.exit(call(cli, sys.argv[1:]))
+
+
+def call(command: click.Command, arguments: list[str]) -> int:
+    """Runs a command; its exit status, errors told in one line on stderr."""
+    try:
+        status = command.main(arguments, prog_name="percentes-fast", standalone_mode=False)
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        return _told(ConfigError(exc.format_message()))
+    except PercentesError as exc:
+        return _told(exc)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("percentes-fast: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_COULD_NOT_RUN
+    return int(status or 0)
+
+
+def _told(exc: PercentesError) -> int:
+    click.echo(f"percentes-fast: {exc}", err=True)
+    return exc.exit_code
+
+
+if __name__ == "__main__":
+    main()

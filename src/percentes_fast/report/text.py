@@ -1,0 +1,239 @@
+"""The Summary as text for a terminal and report.txt.
+
+Never: computes a figure, or shows a latency without saying it is conditional on completion.
+Plan: a verdict, what the clients saw, the outage and its moments, windows, recovery, gates, client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from percentes_fast.analysis.summary import Summary
+from percentes_fast.analysis.windows import WindowReport
+
+WIDTH = 98
+UNKNOWN = "n/a"
+
+
+def seconds(value: float | None, digits: int = 3) -> str:
+    """Seconds with a fixed number of digits, n/a where unknown."""
+    return UNKNOWN if value is None else f"{value:.{digits}f} s"
+
+
+def micros(value: float | None) -> str:
+    """A short duration in us or ms."""
+    if value is None:
+        return UNKNOWN
+    return f"{value * 1e6:.1f} us" if value < 1e-3 else f"{value * 1e3:.2f} ms"
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent."""
+    return UNKNOWN if value is None else f"{value:.2%}"
+
+
+def classes(by_class: Mapping[str, int] | None) -> str:
+    """`connect 66, reset 2`, or none."""
+    return ", ".join(f"{name} {number}" for name, number in (by_class or {}).items()) or "none"
+
+
+def verdict(summary: Summary) -> str:
+    """VALID, INVALID or PARTIAL, with the outage in one line."""
+    state = "PARTIAL" if summary.partial else "VALID" if summary.valid else "INVALID"
+    if summary.fault is None:
+        return f"{state}: load only, no fault"
+    if summary.outage_s is not None:
+        return f"{state}: served again {summary.outage_s:.3f} s after the {summary.fault.kind}"
+    return f"{state}: {_no_outage(summary)}"
+
+
+def _no_outage(summary: Summary) -> str:
+    if summary.outage is None:
+        return "no outage: the fault was not fired"
+    bounds = summary.outage.interval_s
+    why = summary.outage.reason or "unknown"
+    if bounds is None:
+        return f"outage not known: {why}"
+    hi = "" if bounds[1] is None else f" and at most {bounds[1]:.3f} s"
+    return f"outage at least {bounds[0]:.3f} s{hi}: {why}"
+
+
+def render(summary: Summary) -> str:
+    """The whole report as text, ending in a newline."""
+    lines: list[str] = [verdict(summary)]
+    lines += [f"  ! {reason}" for reason in summary.invalid_reasons]
+    for title, body in (
+        ("What the clients saw", _clients(summary)),
+        ("Outage", _outage(summary)),
+        ("In flight at the kill", _in_flight(summary)),
+        (
+            "Windows (latencies conditional on completion; counted from the scheduled send)",
+            _windows(summary),
+        ),
+        ("Completion incidence (Aalen-Johansen, errors compete)", _incidence(summary)),
+        ("Recovery", _recovery(summary)),
+        ("Validity gates", _gates(summary)),
+        ("The client itself", _client(summary)),
+    ):
+        rows = list(body)
+        if rows:
+            lines += ["", title, "-" * len(title), *rows]
+    lines += ["", _origin(summary)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _origin(summary: Summary) -> str:
+    commit = summary.instrument_commit or "commit unknown"
+    return (
+        f"run {summary.run_id}, percentes-fast {summary.instrument_version} ({commit}),"
+        f" config SHA-256 {summary.config_sha256}"
+    )
+
+
+def _clients(summary: Summary) -> Iterator[str]:
+    yield f"{'kind':8} {'scheduled':>9} {'completed':>9} {'errored':>8} {'censored':>8}  by class"
+    for kind, counts in sorted(summary.counts_by_kind.items()):
+        yield (
+            f"{kind:8} {counts.scheduled:9} {counts.completed:9} {counts.errored:8}"
+            f" {counts.censored:8}  {classes(counts.errored_by_class)}"
+        )
+    cut = summary.counts.cut
+    if cut:
+        yield f"{cut} load requests were not yet due when the run was interrupted"
+    outcomes = summary.outage_outcomes
+    if outcomes:
+        yield (
+            f"sent during the outage: {outcomes['total']}: {outcomes['completed']} completed,"
+            f" {outcomes['errored']} errored ({classes(outcomes['errored_by_class'])}),"
+            f" {outcomes['censored']} censored"
+        )
+
+
+def _outage(summary: Summary) -> Iterator[str]:
+    fault, gone = summary.fault, summary.outage
+    if fault is None:
+        return
+    landed = "landed" if fault.landed else "did NOT land"
+    yield (
+        f"{fault.kind} planned at {seconds(fault.planned_s)}, fired at {seconds(fault.fire_s, 6)}"
+        f" (+- {micros(summary.fire_uncertainty_s)}), {landed};"
+        f" the process was gone {micros(fault.gone_after_s)} later"
+    )
+    if gone is None:
+        return
+    for moment in (
+        gone.port_answers,
+        gone.health_200,
+        gone.first_served_token,
+        gone.goodput_restored,
+    ):
+        shown = seconds(moment.at_s)
+        if moment.at_s is None and moment.interval_s is not None:
+            lo, hi = moment.interval_s
+            shown = f"from {seconds(lo)} to {seconds(hi) if hi is not None else '?'}"
+        extra = f"  (resolution {seconds(moment.resolution_s)})" if moment.resolution_s else ""
+        reason = f"  {moment.reason}" if moment.reason else ""
+        yield f"{moment.name.replace('_', ' '):20} {shown}{extra}{reason}"
+
+
+def _in_flight(summary: Summary) -> Iterator[str]:
+    if not summary.in_flight:
+        return
+    yield (
+        f"{'rule':8} {'caught':>6} {'sure':>6} {'errored':>8} {'completed':>9} {'censored':>8}"
+        f" {'unsure':>6}  {'zone':>10}  by class"
+    )
+    for table in summary.in_flight:
+        sure = table.determinate
+        yield (
+            f"{table.rule:8} {table.total:6} {sure.scheduled:6} {sure.errored:8}"
+            f" {sure.completed:9} {sure.censored:8} {table.indeterminate.scheduled:6}"
+            f"  {micros(table.zone_s):>10}  {classes(table.errored_by_class)}"
+        )
+    for table in summary.in_flight:
+        yield f"  {table.rule}: {table.note}"
+
+
+def _windows(summary: Summary) -> Iterator[str]:
+    yield (
+        f"{'window':16} {'from':>8} {'to':>8} {'sched':>6} {'compl':>6} {'good':>8}"
+        f" {'TTFT p50':>9} {'p99':>8} {'E2E p50':>9} {'p99':>8}"
+    )
+    for window in summary.windows:
+        yield _window(window)
+
+
+def _window(window: WindowReport) -> str:
+    def pair(found: Any) -> str:
+        if found is None:
+            return f" {UNKNOWN:>9} {UNKNOWN:>8}"
+        return f" {found.p50:9.3f} {found.p99:8.3f}"
+
+    return (
+        f"{window.name:16} {window.start_s:8.2f} {window.end_s:8.2f} {window.counts.scheduled:6}"
+        f" {window.counts.completed:6} {percent(window.goodput):>8}"
+        f"{pair(window.ttft_s)}{pair(window.e2e_s)}"
+    )
+
+
+def _incidence(summary: Summary) -> Iterator[str]:
+    yield f"{'window':16} {'n':>6} {'p50':>12} {'p95':>12} {'p99':>12}"
+    for name, curve in summary.incidence.items():
+        if not curve.needed_beside_percentiles and name != "fault":
+            continue
+        shown = [
+            seconds(curve.quantiles_s[q])
+            if curve.quantiles_s[q] is not None
+            else curve.quantile_reasons.get(q, UNKNOWN)
+            for q in ("p50", "p95", "p99")
+        ]
+        yield f"{name:16} {curve.n:6} " + " ".join(f"{text:>18}" for text in shown)
+
+
+def _recovery(summary: Summary) -> Iterator[str]:
+    found = summary.recovery
+    if found is None:
+        return
+    rows = [("pre-fault baseline", found.pre_fault), ("degraded plateau", found.degraded_plateau)]
+    rows += [(f"component {name}", report) for name, report in found.components.items()]
+    for name, report in rows:
+        ttr = f"{report.ttr_s} s" if report.ttr_s is not None else f"n/a: {report.reason}"
+        yield f"{name:20} baseline {percent(report.baseline):>8}   recovered after {ttr}"
+    lost = found.deficit_goodput_s
+    shown = UNKNOWN if lost is None else f"{lost:.2f}"
+    yield f"goodput lost until recovery: {shown} goodput-seconds"
+    times = {row.ttr_s for row in found.sensitivity}
+    known = sorted(time for time in times if time is not None)
+    span = f"{known[0]} to {known[-1]} s" if known else "none"
+    yield f"over 27 other settings of the detector: {span}{', some none' if None in times else ''}"
+
+
+def _gates(summary: Summary) -> Iterator[str]:
+    for gate in summary.gates:
+        state = "not applicable" if not gate.applicable else "pass" if gate.passed else "FAIL"
+        yield f"{gate.id} {state:14} {gate.name}: {gate.detail}"
+
+
+def _client(summary: Summary) -> Iterator[str]:
+    own = summary.client
+    for name, found in (
+        ("send skew (user)", own.send_skew_s),
+        ("send skew (kernel)", own.send_skew_kernel_s),
+        ("receive lag", own.receive_lag_s),
+    ):
+        if found is not None:
+            yield (
+                f"{name:20} p50 {micros(found.p50)}, p99 {micros(found.p99)},"
+                f" max {micros(found.max)} (n = {found.n})"
+            )
+    for step in own.wall_steps:
+        yield f"the wall clock stepped by {seconds(step.size_s, 6)} at {seconds(step.at_s)}"
+    for name, path in summary.receive_path.items():
+        canary = path.canary
+        if canary and name in ("baseline", "fault") and canary.event_lag_p99_us is not None:
+            yield (
+                f"canary {name:13} TTFT +{canary.ttft_dev_p50_us:.0f} us p50,"
+                f" event lag {canary.event_lag_p99_us:.0f} us p99,"
+                f" {canary.event_lag_max_us:.0f} us max ({canary.streams} streams)"
+            )
