@@ -1,0 +1,57 @@
+# `make demo` and `make test` do everything on a fresh machine with python3 (3.11+) and a C compiler.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STRICT := -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wconversion -Wshadow -Werror
+SOURCES := pyproject.toml setup.py $(shell find csrc src -name '*.[ch]' -o -name '*.py' -o -name '*.pyx' -o -name '*.j2')
+C_FILES := $(wildcard csrc/*.c)
+
+.PHONY: demo test test-quick test-real test-lower lint lint-c dist clean
+
+demo: $(VENV)/installed
+	rm -rf demo-run
+	$(BIN)/percentes-fast run --config configs/demo.yaml --out demo-run
+	@echo "Look at demo-run/report.html"
+
+test: $(VENV)/installed-test lint
+	$(BIN)/python -m pytest -m "not real"
+
+test-quick: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m "not real and not slow"
+
+test-real: $(VENV)/installed-test
+	tests/real/install_vllm.sh
+	$(BIN)/python -m pytest -m real tests/real
+
+# the oldest versions that pyproject.toml promises, in an environment of their own
+test-lower:
+	$(PYTHON) -m venv .venv-lower
+	.venv-lower/bin/python -m pip install -q -c tests/lower-bounds.txt ".[test]"
+	.venv-lower/bin/python -m pytest -m "not real and not slow" -p no:cacheprovider
+
+lint: $(VENV)/installed-test lint-c
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.c csrc/*.h
+
+lint-c:
+	for file in $(C_FILES); do $(CC) $(STRICT) -fsyntax-only $$file || exit 1; done
+
+dist: $(VENV)/installed-test
+	$(BIN)/python -m build
+
+clean:
+	rm -rf build dist src/*.egg-info .venv .venv-lower demo-run
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/python -m pip install -q .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/python -m pip install -q ".[test,lint]"
+	touch $@ $(VENV)/installed
