@@ -26,12 +26,16 @@ static int16_t intern(struct pf_engine *engine, char *names, enum pf_word used_w
     return (int16_t)used;
 }
 
+#define MESSAGE_LOST (-1) /* in message_slot: there was a text, but no slot for it */
+
 /* The row's message slot, given out at the first use; NULL when all are taken. */
 static char *message_slot(struct pf_engine *engine, int32_t row) {
     struct pf_slab *slab = &engine->slab;
+    if (slab->message_slot[row] == MESSAGE_LOST) return NULL;
     if (slab->message_slot[row] < 0) {
         if (slab->words[PF_WORD_messages_used] >= slab->words[PF_WORD_messages_capacity]) {
             pf_slab_add(slab, PF_WORD_messages_lost, 1);
+            slab->message_slot[row] = MESSAGE_LOST;
             return NULL;
         }
         slab->message_slot[row] = (int32_t)pf_slab_add(slab, PF_WORD_messages_used, 1);
@@ -44,6 +48,15 @@ static void keep_text(struct pf_engine *engine, int32_t row, const char *text, s
     if (!slot) return;
     memset(slot, 0, PF_MESSAGE_BYTES);
     memcpy(slot, text, length < PF_MESSAGE_BYTES ? length : PF_MESSAGE_BYTES);
+}
+
+/* Adds a piece to a text that comes in several; its end is its first zero, so none is kept. */
+static void add_text(struct pf_engine *engine, int32_t row, const uint8_t *text, size_t length) {
+    char *slot = length > 0 ? message_slot(engine, row) : NULL;
+    if (!slot) return;
+    size_t at = strnlen(slot, PF_MESSAGE_BYTES);
+    for (size_t i = 0; i < length && at < PF_MESSAGE_BYTES; i++)
+        slot[at++] = (char)(text[i] ? text[i] : ' ');
 }
 
 void pf_answer_head(struct pf_engine *engine, struct pf_conn *conn) {
@@ -62,10 +75,8 @@ void pf_answer_head(struct pf_engine *engine, struct pf_conn *conn) {
 
 /* An answer that is not 200: its JSON error text, or else its first bytes as they are. */
 static void take_refusal(struct pf_engine *engine, struct pf_conn *conn, struct pf_span body) {
-    struct pf_json *json = &conn->sse.json;
-    int first = engine->slab.message_slot[conn->row] < 0;
-    if (first) keep_text(engine, conn->row, (const char *)body.data, body.length);
-    pf_json_feed(json, body.data, body.length);
+    add_text(engine, conn->row, body.data, body.length);
+    pf_json_feed(&conn->sse.json, body.data, body.length);
 }
 
 void pf_answer_keep_message(struct pf_engine *engine, struct pf_conn *conn) {

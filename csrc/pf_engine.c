@@ -16,8 +16,25 @@
 
 #define EVENTS 64
 #define LONGEST_SLEEP (PF_SECOND / 10) /* the stop word is looked at this often at least */
-#define LATE_AT_STOP (PF_SECOND / 20)  /* gate G2's longest skew: older undispatched rows are lost \
-                                        */
+#define LATE_AT_STOP                                                                               \
+    (PF_SECOND / 20) /* gate G2's longest skew: older undispatched rows are lost                   \
+                      */
+
+/* Does every row name a kind, a target and bytes that are there? */
+static int rows_are_sound(const struct pf_engine *engine) {
+    const struct pf_slab *slab = &engine->slab;
+    const struct pf_engine_setup *setup = &engine->setup;
+    for (int64_t row = 0; row < engine->rows; row++) {
+        int64_t offset = slab->head_offset[row], length = slab->head_length[row];
+        int16_t kind = slab->kind[row], target = slab->target[row];
+        int32_t tail = slab->tail[row];
+        if (kind < 0 || kind >= PF_KINDS || target < 0 || target >= setup->target_count ||
+            tail < 0 || tail >= setup->tail_count || offset < 0 || length < 0 ||
+            offset > (int64_t)setup->heads_bytes - length)
+            return 0;
+    }
+    return 1;
+}
 
 int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup, void *base,
                    size_t bytes) {
@@ -26,6 +43,7 @@ int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup
     engine->poller = -1;
     if (pf_slab_open(&engine->slab, base, bytes) != 0) return -EINVAL;
     engine->rows = engine->slab.words[PF_WORD_rows];
+    if (!rows_are_sound(engine)) return -EINVAL;
     engine->buffer = malloc(PF_READ_BYTES);
     engine->poller = epoll_create1(EPOLL_CLOEXEC);
     if (!engine->buffer || engine->poller < 0 ||
@@ -38,6 +56,7 @@ int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup
 }
 
 void pf_engine_destroy(struct pf_engine *engine) {
+    if (engine->setup.target_count == 0) return; /* never begun: its poller is no descriptor */
     if (engine->conns.table) {
         for (int32_t i = 0; i < engine->conns.used; i++)
             if (engine->conns.table[i].fd >= 0) pf_sock_close(engine->conns.table[i].fd);
@@ -138,17 +157,11 @@ static pf_ns sleep_time(const struct pf_engine *engine, pf_ns now) {
 
 static void serve(struct pf_engine *engine, const struct epoll_event *events, int count) {
     for (int i = 0; i < count; i++) {
-        pf_exchange_ready(engine, &engine->conns.table[events[i].data.u32], events[i].events);
+        struct pf_conn *conn = &engine->conns.table[(uint32_t)events[i].data.u64];
+        if (conn->id == (int32_t)(events[i].data.u64 >> 32))
+            pf_exchange_ready(engine, conn, events[i].events);
         send_due(engine, pf_clock_now());
     }
-}
-
-/* epoll_wait rounds to 1 ms; kernels before 5.11 have no other, there the spin covers the rest. */
-static int poll_events(int poller, struct epoll_event *events, pf_ns sleep) {
-    struct timespec wait = pf_clock_timespec(sleep);
-    int count = epoll_pwait2(poller, events, EVENTS, &wait, NULL);
-    if (count >= 0 || errno != ENOSYS) return count;
-    return epoll_wait(poller, events, EVENTS, (int)(sleep / (PF_SECOND / 1000)));
 }
 
 static void turn(struct pf_engine *engine) {
@@ -160,7 +173,7 @@ static void turn(struct pf_engine *engine) {
     close_second(engine, before);
     pf_ns now = engine->next == row ? before : pf_clock_now();
     pf_ns sleep = sleep_time(engine, now);
-    int count = poll_events(engine->poller, events, sleep);
+    int count = pf_sock_poll(engine->poller, events, EVENTS, sleep);
     engine->second_polls++;
     if (count > 0)
         serve(engine, events, count);

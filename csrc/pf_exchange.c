@@ -58,10 +58,12 @@ static void dial_ended(struct pf_engine *engine, struct pf_conn *conn, pf_ns now
     if (!conn->stamped) pf_slab_add(&engine->slab, PF_WORD_stamps_refused, 1);
 }
 
-static void watch(struct pf_engine *engine, struct pf_conn *conn, int operation) {
+/* The event carries the connection's number too: an entry may be given to another connection
+ * between two events of one batch. */
+static int watch(struct pf_engine *engine, struct pf_conn *conn, int operation) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
-    event.data.u32 = (uint32_t)(conn - engine->conns.table);
-    epoll_ctl(engine->poller, operation, conn->fd, &event);
+    event.data.u64 = (uint64_t)(uint32_t)conn->id << 32 | (uint32_t)(conn - engine->conns.table);
+    return epoll_ctl(engine->poller, operation, conn->fd, &event);
 }
 
 /* A new connection for a row; NULL when the row ended at once. */
@@ -84,7 +86,11 @@ static struct pf_conn *dial(struct pf_engine *engine, int64_t row, pf_ns now) {
     }
     conn->state = PF_CONN_DIALING;
     if (dialed == PF_SOCK_OK) dial_ended(engine, conn, pf_clock_now());
-    watch(engine, conn, EPOLL_CTL_ADD);
+    if (watch(engine, conn, EPOLL_CTL_ADD) != 0) { /* unseen, it would end as the server's fault */
+        int error = errno;
+        settle_and_close(engine, conn, PF_CAUSE_NO_MEMORY, error, run_time(engine));
+        return NULL;
+    }
     return conn;
 }
 
@@ -187,7 +193,7 @@ static void take_stamps(struct pf_engine *engine, struct pf_conn *conn) {
 
 /* The answer is whole: the connection goes back to the pool, or ends. */
 static int body_ended(struct pf_engine *engine, struct pf_conn *conn, size_t left_over) {
-    int whole_request = conn->state != PF_CONN_SENDING;
+    int whole_request = conn->parts[0].iov_len == 0 && conn->parts[1].iov_len == 0;
     if (conn->state != PF_CONN_DRAINING) {
         enum pf_cause cause = pf_answer_cause_at_end(engine, conn);
         settle_row(engine, conn->row, cause, 0, engine->read_ns);
@@ -307,8 +313,8 @@ void pf_exchange_ready(struct pf_engine *engine, struct pf_conn *conn, uint32_t 
         dial_ended(engine, conn, pf_clock_now());
     }
     if (events & EPOLLERR) take_stamps(engine, conn);
-    if (conn->state == PF_CONN_SENDING && (events & EPOLLOUT) && !send_request(engine, conn))
-        return;
+    /* reading comes first: a server that refuses a request half sent answers, then resets */
     if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP))
         read_answer(engine, conn, (events & (EPOLLRDHUP | EPOLLHUP)) != 0);
+    if (conn->state == PF_CONN_SENDING && (events & EPOLLOUT)) send_request(engine, conn);
 }

@@ -1,8 +1,9 @@
 /* Sans-IO HTTP/1.1 response parser. See pf_http.h.
  *
  * Plan: a state per kind of byte expected; a name and a value are kept only as far as a header that
- * matters is long; line ends are CRLF or a lone LF in the head, CRLF in chunk framing (RFC 9112
- * 2.2 lets a recipient take a lone LF in the head; chunk framing has no such licence).
+ * matters is long; trailers are read as a head whose headers do not matter; line ends are CRLF or a
+ * lone LF in head and trailers, CRLF in chunk framing (RFC 9112 2.2 lets a recipient take a lone LF
+ * in the head; chunk framing has no such licence).
  */
 #include "pf_http.h"
 
@@ -25,12 +26,11 @@ enum state {
     CHUNK_DATA,
     CHUNK_DATA_CR,
     CHUNK_DATA_LF,
-    TRAILER_START,
-    TRAILER,
-    TRAILER_END_LF,
     WHOLE,
     REFUSED
 };
+
+#define SIZE_TOP (INT64_C(1) << 56) /* below it one more digit of any base stays inside int64 */
 
 void pf_http_begin(struct pf_http *http, const char *replica_header) {
     memset(http, 0, offsetof(struct pf_http, name));
@@ -77,19 +77,40 @@ static int name_is(const struct pf_http *http, const char *word) {
     return http->name_length == length && memcmp(http->name, word, length) == 0;
 }
 
-/* One or several equal decimal lengths; -1 when it is none. */
-static int64_t length_of_value(const struct pf_http *http) {
-    int64_t length = 0;
-    if (http->value_length == 0 || http->value_length > 18) return -1;
-    for (size_t i = 0; i < http->value_length; i++) {
-        if (http->value[i] < '0' || http->value[i] > '9') return -1;
-        length = length * 10 + (http->value[i] - '0');
+static size_t past_space(const struct pf_http *http, size_t at) {
+    while (at < http->value_length && (http->value[at] == ' ' || http->value[at] == '\t'))
+        at++;
+    return at;
+}
+
+static int64_t decimal_at(const struct pf_http *http, size_t *at) {
+    size_t from = *at;
+    int64_t number = 0;
+    for (; *at < http->value_length; ++*at) {
+        int digit = http->value[*at] - '0';
+        if (digit < 0 || digit > 9) break;
+        if (number >= SIZE_TOP) return -1;
+        number = number * 10 + digit;
     }
-    return length;
+    return *at > from ? number : -1;
+}
+
+/* A decimal length, or the same one several times between commas (RFC 9112 6.3); else -1. */
+static int64_t length_of_value(const struct pf_http *http) {
+    int64_t length = -1;
+    for (size_t at = 0;;) {
+        at = past_space(http, at);
+        int64_t next = decimal_at(http, &at);
+        at = past_space(http, at);
+        if (next < 0 || (length >= 0 && next != length)) return -1;
+        length = next;
+        if (at == http->value_length) return length;
+        if (http->value[at++] != ',') return -1;
+    }
 }
 
 static void take_length(struct pf_http *http) {
-    int64_t length = length_of_value(http);
+    int64_t length = http->value_cut ? -1 : length_of_value(http);
     if (length < 0 || (http->has_length && http->remaining != length)) {
         http->state = REFUSED;
         return;
@@ -98,20 +119,31 @@ static void take_length(struct pf_http *http) {
     http->remaining = length;
 }
 
+static void take_coding(struct pf_http *http) {
+    if (http->value_cut || http->chunked || !value_is(http, "chunked")) {
+        http->state = REFUSED;
+        return;
+    }
+    http->chunked = 1;
+    if (http->minor == 0) http->close = 1; /* RFC 9112 6.1: faulty framing, then close */
+}
+
+static void take_connection(struct pf_http *http) {
+    if (http->value_cut || value_has(http, "close")) http->close = 1;
+    if (value_has(http, "keep-alive")) http->keep_alive = 1;
+}
+
 static void take_header(struct pf_http *http) {
+    if (http->trailers) return;
     while (http->value_length > 0 && (http->value[http->value_length - 1] == ' ' ||
                                       http->value[http->value_length - 1] == '\t'))
         http->value_length--;
     if (name_is(http, "content-length")) {
         take_length(http);
     } else if (name_is(http, "transfer-encoding")) {
-        if (value_is(http, "chunked"))
-            http->chunked = 1;
-        else
-            http->state = REFUSED;
+        take_coding(http);
     } else if (name_is(http, "connection")) {
-        if (value_has(http, "close")) http->close = 1;
-        if (value_has(http, "keep-alive") && http->minor == 0) http->close = 0;
+        take_connection(http);
     } else if (http->replica_header && name_is(http, http->replica_header)) {
         size_t kept = http->value_length < PF_NAME_BYTES ? http->value_length : PF_NAME_BYTES;
         memcpy(http->replica, http->value, kept);
@@ -119,15 +151,16 @@ static void take_header(struct pf_http *http) {
     }
 }
 
+/* 100 Continue and the like: the answer is still to come. */
+static void begin_again(struct pf_http *http) {
+    uint32_t head_bytes = http->head_bytes;
+    pf_http_begin(http, http->replica_header);
+    http->head_bytes = head_bytes;
+}
+
 static void head_ended(struct pf_http *http) {
-    if (http->status < 200) { /* 100 Continue and the like: the answer is still to come */
-        const char *replica_header = http->replica_header;
-        uint32_t head_bytes = http->head_bytes;
-        pf_http_begin(http, replica_header);
-        http->head_bytes = head_bytes;
-        return;
-    }
     http->head_done = 1;
+    if (http->minor == 0 && !http->keep_alive) http->close = 1;
     if (http->status == 204 || http->status == 304) {
         http->state = WHOLE;
     } else if (http->chunked) {
@@ -143,6 +176,15 @@ static void head_ended(struct pf_http *http) {
     }
 }
 
+static void lines_ended(struct pf_http *http) {
+    if (http->trailers)
+        http->state = WHOLE;
+    else if (http->status < 200)
+        begin_again(http);
+    else
+        head_ended(http);
+}
+
 static void take_status(struct pf_http *http, uint8_t byte) {
     static const char FORM[] = "HTTP/1.d ddd";
     char want = FORM[http->line_at];
@@ -154,7 +196,6 @@ static void take_status(struct pf_http *http, uint8_t byte) {
     if (http->line_at == 7) http->minor = (uint8_t)(byte - '0');
     if (http->line_at > 8) http->status = (int16_t)(http->status * 10 + (byte - '0'));
     if (FORM[++http->line_at]) return;
-    http->close = http->minor == 0;
     http->state = http->status >= 100 ? REASON : REFUSED;
 }
 
@@ -172,8 +213,9 @@ static int is_token(uint8_t byte) {
 }
 
 static void take_name(struct pf_http *http, uint8_t byte) {
-    if (byte == ':') {
+    if (byte == ':' && http->name_length > 0) {
         http->value_length = 0;
+        http->value_cut = 0;
         http->state = VALUE_SPACE;
     } else if (!is_token(byte)) {
         http->state = REFUSED;
@@ -183,19 +225,24 @@ static void take_name(struct pf_http *http, uint8_t byte) {
     }
 }
 
+/* A CR inside a line counts as a space (RFC 9112 2.2), the one before LF is then trimmed. */
 static void take_value(struct pf_http *http, uint8_t byte) {
+    if (byte == '\r') byte = ' ';
+    int space = byte == ' ' || byte == '\t';
     if (byte == '\n') {
         http->state = FOLD_OR_NEXT;
     } else if (byte == 0) {
         http->state = REFUSED;
-    } else if (byte != '\r' && http->value_length < PF_HTTP_VALUE) {
+    } else if (http->value_length == PF_HTTP_VALUE) {
+        if (!space) http->value_cut = 1;
+    } else if (!space || http->value_length > 0) {
         http->value[http->value_length++] = (char)byte;
     }
 }
 
 static void take_line_start(struct pf_http *http, uint8_t byte) {
     if (byte == '\n') {
-        head_ended(http);
+        lines_ended(http);
     } else if (byte == '\r') {
         http->state = HEAD_END_LF;
     } else {
@@ -223,32 +270,39 @@ static int hex_digit(uint8_t byte) {
 }
 
 static void chunk_size_ended(struct pf_http *http) {
-    http->state = http->remaining > 0 ? CHUNK_DATA : TRAILER_START;
+    http->trailers = http->remaining == 0;
+    http->state = http->trailers ? LINE_START : CHUNK_DATA;
 }
 
 static void take_chunk_size(struct pf_http *http, uint8_t byte) {
     int digit = hex_digit(byte);
-    if (digit >= 0 && http->line_at < 15) { /* 15 hex digits stay inside int64 */
+    if (digit >= 0 && http->line_at < 2 && http->remaining < SIZE_TOP) {
         http->remaining = http->remaining * 16 + digit;
-        http->line_at++;
+        http->line_at = 1;
     } else if (digit >= 0 || http->line_at == 0) {
         http->state = REFUSED;
     } else if (byte == '\r') {
         http->state = CHUNK_SIZE_LF;
-    } else if (byte == ';' || byte == ' ' || byte == '\t') {
+    } else if (byte == ';') {
         http->state = CHUNK_EXTENSION;
+    } else if (byte == ' ' || byte == '\t') {
+        http->line_at = 2;
     } else {
         http->state = REFUSED;
     }
 }
 
 static void take_framing(struct pf_http *http, uint8_t byte) {
+    if (++http->head_bytes > PF_HTTP_HEAD_LIMIT) {
+        http->state = REFUSED;
+        return;
+    }
     switch (http->state) {
     case CHUNK_SIZE:
         take_chunk_size(http, byte);
         return;
     case CHUNK_EXTENSION:
-        if (++http->head_bytes > PF_HTTP_HEAD_LIMIT || byte == '\n') http->state = REFUSED;
+        if (byte == '\n') http->state = REFUSED;
         if (byte == '\r') http->state = CHUNK_SIZE_LF;
         return;
     case CHUNK_SIZE_LF:
@@ -260,22 +314,11 @@ static void take_framing(struct pf_http *http, uint8_t byte) {
     case CHUNK_DATA_CR:
         http->state = byte == '\r' ? CHUNK_DATA_LF : REFUSED;
         return;
-    case CHUNK_DATA_LF:
+    default: /* CHUNK_DATA_LF */
         http->remaining = 0;
         http->line_at = 0;
+        http->head_bytes = 0; /* a long stream may carry an extension on every chunk */
         http->state = byte == '\n' ? CHUNK_SIZE : REFUSED;
-        return;
-    case TRAILER_START:
-        http->state = byte == '\r' ? TRAILER_END_LF : byte == '\n' ? WHOLE : TRAILER;
-        return;
-    case TRAILER:
-        if (++http->head_bytes > PF_HTTP_HEAD_LIMIT)
-            http->state = REFUSED;
-        else if (byte == '\n')
-            http->state = TRAILER_START;
-        return;
-    default: /* TRAILER_END_LF */
-        http->state = byte == '\n' ? WHOLE : REFUSED;
     }
 }
 
@@ -310,7 +353,7 @@ static void take_head(struct pf_http *http, uint8_t byte) {
         return;
     default: /* HEAD_END_LF */
         if (byte == '\n')
-            head_ended(http);
+            lines_ended(http);
         else
             http->state = REFUSED;
     }

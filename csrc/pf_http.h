@@ -10,7 +10,7 @@
 #include "pf_record.h"
 #include "pf_result.h"
 
-#define PF_HTTP_HEAD_LIMIT (64 * 1024) /* header bytes (also of trailers) before it is refused */
+#define PF_HTTP_HEAD_LIMIT (64 * 1024) /* bytes of a head, or of a chunk's framing, at most */
 #define PF_HTTP_NAME 40
 #define PF_HTTP_VALUE 96
 
@@ -18,15 +18,18 @@ struct pf_http {
     uint8_t state;
     uint8_t chunked;
     uint8_t has_length;
-    uint8_t close; /* the connection ends with this response */
-    uint8_t minor; /* HTTP/1.minor */
+    uint8_t close;      /* the connection ends with this response */
+    uint8_t keep_alive; /* said so: only HTTP/1.0 needs it */
+    uint8_t trailers;   /* the header lines under way follow the last chunk */
+    uint8_t value_cut;  /* more of the value than there is room for */
+    uint8_t minor;      /* HTTP/1.minor */
     uint8_t name_length;
     uint8_t value_length;
     uint8_t replica_length;
-    uint8_t line_at; /* position in the status line, or digits of a chunk size */
+    uint8_t line_at; /* place in the status line; of a chunk size: 1 in, 2 past its digits */
     int16_t status;  /* 0 until the status line is whole */
     uint8_t head_done;
-    uint32_t head_bytes;
+    uint32_t head_bytes;        /* of the head, or of one chunk's framing and the trailers */
     int64_t remaining;          /* of the body or of the chunk */
     const char *replica_header; /* lower case, or NULL */
     char name[PF_HTTP_NAME];

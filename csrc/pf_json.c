@@ -145,27 +145,8 @@ static void begin_string(struct pf_json *json, int is_key) {
     json->key_length = 0;
     json->state = STRING;
     if (!is_key && json->node == ERROR) json->facts.error = 1;
-    if (!is_key && json->node == MESSAGE) json->facts.message_length = 0;
+    if (!is_key && (json->node == MESSAGE || json->node == ERROR)) json->facts.message_length = 0;
     if (!is_key && json->node == FINISH) json->facts.finish_length = 0;
-}
-
-static void end_string(struct pf_json *json) {
-    if (json->is_key) {
-        json->node = node_of_key(json);
-        json->state = COLON;
-        return;
-    }
-    /* {"object": "error", "message": ...} is how older servers put an error into a stream */
-    if (json->node == OBJECT_NAME && json->key_length == 5 && memcmp(json->key, "error", 5) == 0)
-        json->facts.error = 1;
-    json->state = NEXT;
-}
-
-static void note_text(struct pf_json *json) {
-    json->started = 1;
-    if (json->node == VISIBLE) json->facts.visible = 1;
-    if (json->node == REASONING) json->facts.reasoning = 1;
-    if (json->node == ARGUMENTS) json->facts.tool = 1;
 }
 
 static void keep_key(struct pf_json *json, uint8_t byte) {
@@ -185,23 +166,68 @@ static void keep_byte(struct pf_json *json, uint8_t byte) {
         facts->message[facts->message_length++] = (char)(byte < 0x20 ? ' ' : byte);
 }
 
+static void keep_code_point(struct pf_json *json, uint32_t point) {
+    if (point < 0x80) {
+        keep_byte(json, (uint8_t)point);
+        return;
+    }
+    if (point < 0x800) {
+        keep_byte(json, (uint8_t)(0xC0 | (point >> 6)));
+    } else if (point < 0x10000) {
+        keep_byte(json, (uint8_t)(0xE0 | (point >> 12)));
+        keep_byte(json, (uint8_t)(0x80 | ((point >> 6) & 0x3F)));
+    } else {
+        keep_byte(json, (uint8_t)(0xF0 | (point >> 18)));
+        keep_byte(json, (uint8_t)(0x80 | ((point >> 12) & 0x3F)));
+        keep_byte(json, (uint8_t)(0x80 | ((point >> 6) & 0x3F)));
+    }
+    keep_byte(json, (uint8_t)(0x80 | (point & 0x3F)));
+}
+
+/* Half of a surrogate pair that stays alone becomes U+FFFD. */
+static void end_half(struct pf_json *json) {
+    if (json->high) keep_code_point(json, 0xFFFD);
+    json->high = 0;
+}
+
+static void take_code_unit(struct pf_json *json, uint16_t unit) {
+    uint32_t kind = unit & 0xFC00u;
+    if (json->high && kind == 0xDC00) {
+        uint32_t high = json->high & 0x3FFu;
+        json->high = 0;
+        keep_code_point(json, 0x10000 + (high << 10) + (unit & 0x3FFu));
+        return;
+    }
+    end_half(json);
+    if (kind == 0xD800)
+        json->high = unit;
+    else
+        keep_code_point(json, kind == 0xDC00 ? 0xFFFD : unit);
+}
+
+static void end_string(struct pf_json *json) {
+    end_half(json);
+    if (json->is_key) {
+        json->node = node_of_key(json);
+        json->state = COLON;
+        return;
+    }
+    /* {"object": "error", "message": ...} is how older servers put an error into a stream */
+    if (json->node == OBJECT_NAME && json->key_length == 5 && memcmp(json->key, "error", 5) == 0)
+        json->facts.error = 1;
+    json->state = NEXT;
+}
+
+static void note_text(struct pf_json *json) {
+    json->started = 1;
+    if (json->node == VISIBLE) json->facts.visible = 1;
+    if (json->node == REASONING) json->facts.reasoning = 1;
+    if (json->node == ARGUMENTS) json->facts.tool = 1;
+}
+
 static int keeps_bytes(const struct pf_json *json) {
     return json->is_key || json->node == OBJECT_NAME || json->node == FINISH ||
            json->node == MESSAGE || json->node == ERROR;
-}
-
-static void keep_code_unit(struct pf_json *json, uint16_t unit) {
-    if (unit < 0x80) {
-        keep_byte(json, (uint8_t)unit);
-    } else if (unit < 0x800) {
-        keep_byte(json, (uint8_t)(0xC0 | (unit >> 6)));
-        keep_byte(json, (uint8_t)(0x80 | (unit & 0x3F)));
-    } else {
-        if (unit >= 0xD800 && unit < 0xE000) unit = 0xFFFD; /* half of a pair: text only */
-        keep_byte(json, (uint8_t)(0xE0 | (unit >> 12)));
-        keep_byte(json, (uint8_t)(0x80 | ((unit >> 6) & 0x3F)));
-        keep_byte(json, (uint8_t)(0x80 | (unit & 0x3F)));
-    }
 }
 
 /* Bytes of a string up to its end, an escape or the end of the input; returns how many. */
@@ -209,6 +235,7 @@ static size_t scan_string(struct pf_json *json, const uint8_t *data, size_t leng
     size_t i = 0;
     while (i < length && data[i] != '"' && data[i] != '\\')
         i++;
+    if (i > 0) end_half(json);
     if (i > 0 && !json->started && !json->is_key) note_text(json);
     if (i > 0 && keeps_bytes(json))
         for (size_t k = 0; k < i; k++)
@@ -230,6 +257,7 @@ static void take_escape(struct pf_json *json, uint8_t byte) {
         json->state = BAD;
         return;
     }
+    end_half(json);
     keep_byte(json, (uint8_t)BYTES[found - NAMES]);
     json->state = STRING;
 }
@@ -249,7 +277,7 @@ static void take_hex(struct pf_json *json, uint8_t byte) {
     }
     json->code_unit = (uint16_t)((json->code_unit << 4) | value);
     if (--json->hex_left == 0) {
-        keep_code_unit(json, json->code_unit);
+        take_code_unit(json, json->code_unit);
         json->state = STRING;
     }
 }

@@ -44,6 +44,7 @@ struct pf_json {
     uint8_t literal_at;
     uint16_t depth;
     uint16_t code_unit; /* of a \u escape */
+    uint16_t high;      /* the first half of a surrogate pair, until its second comes */
     int32_t number;
     uint8_t path[PF_JSON_PATH];
     uint8_t is_array[PF_JSON_DEPTH / 8];

@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "pf_sock.h"
 
 #define PEERS 4096
 #define EVENTS 64
@@ -29,6 +30,8 @@ struct peer {
     int64_t tokens, sent;
     pf_ns gap_ns, due_ns;
     char head[HEAD_BYTES + 1];
+    size_t ahead_length; /* of bytes that came while a stream was under way */
+    char ahead[HEAD_BYTES];
 };
 
 struct responder {
@@ -153,6 +156,24 @@ static int send_event(struct peer *peer) {
     return reply(peer, text, (size_t)at);
 }
 
+static int take(struct responder *r, int index, const char *data, size_t length);
+
+/* A stream has ended: what its client sent meanwhile has its turn. */
+static int take_ahead(struct responder *r, int index) {
+    char data[HEAD_BYTES];
+    size_t length = r->peers[index].ahead_length;
+    memcpy(data, r->peers[index].ahead, length);
+    r->peers[index].ahead_length = 0;
+    return take(r, index, data, length);
+}
+
+static int keep_ahead(struct peer *peer, const char *data, size_t length) {
+    if (length > HEAD_BYTES - peer->ahead_length) return 0;
+    memcpy(peer->ahead + peer->ahead_length, data, length);
+    peer->ahead_length += length;
+    return 1;
+}
+
 static void send_due(struct responder *r, pf_ns now) {
     while (r->due_count > 0 && due_at(r, 0) <= now) {
         int index = r->heap[0];
@@ -166,10 +187,12 @@ static void send_due(struct responder *r, pf_ns now) {
             continue;
         }
         peer->due_ns += peer->gap_ns;
-        if (++peer->sent >= peer->tokens)
-            heap_remove(r, index);
-        else
+        if (++peer->sent < peer->tokens) {
             heap_settle(r, 0);
+            continue;
+        }
+        heap_remove(r, index);
+        if (!take_ahead(r, index)) drop(r, index);
     }
 }
 
@@ -177,6 +200,7 @@ static void send_due(struct responder *r, pf_ns now) {
 static int take(struct responder *r, int index, const char *data, size_t length) {
     struct peer *peer = &r->peers[index];
     while (length > 0) {
+        if (peer->heap_at >= 0) return keep_ahead(peer, data, length);
         if (peer->in_body) {
             size_t step = length < peer->body_left ? length : peer->body_left;
             peer->body_left -= step;
@@ -240,8 +264,7 @@ static int turn(struct responder *r, pf_ns spin_ns) {
     pf_ns sleep = PF_SECOND / 10;
     if (r->due_count > 0 && due_at(r, 0) - spin_ns - now < sleep)
         sleep = due_at(r, 0) - spin_ns - now;
-    struct timespec wait = pf_clock_timespec(sleep > 0 ? sleep : 0);
-    int count = epoll_pwait2(r->poller, events, EVENTS, &wait, NULL);
+    int count = pf_sock_poll(r->poller, events, EVENTS, sleep > 0 ? sleep : 0);
     for (int i = 0; i < count; i++) {
         if (events[i].data.u32 == PEERS)
             accept_peer(r);

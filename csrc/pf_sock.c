@@ -60,9 +60,14 @@ int pf_sock_dialed(int fd) {
 int pf_sock_stamp(int fd) {
     int flags = SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_RX_SOFTWARE |
                 SOF_TIMESTAMPING_TX_SOFTWARE | SOF_TIMESTAMPING_TX_ACK | SOF_TIMESTAMPING_OPT_ID |
-                SOF_TIMESTAMPING_OPT_ID_TCP | SOF_TIMESTAMPING_OPT_TSONLY;
-    return setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &flags, sizeof flags) == 0 ? PF_SOCK_OK
-                                                                                  : PF_SOCK_FAILED;
+                SOF_TIMESTAMPING_OPT_TSONLY;
+    int counted = flags | SOF_TIMESTAMPING_OPT_ID_TCP;
+    if (setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &counted, sizeof counted) == 0)
+        return PF_SOCK_OK;
+    /* before Linux 6.2 the ids count from what the peer has acknowledged: the same, as nothing has
+     * been sent yet */
+    if (setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &flags, sizeof flags) == 0) return PF_SOCK_OK;
+    return PF_SOCK_FAILED;
 }
 
 int pf_sock_send(int fd, const struct iovec *parts, size_t count, size_t *sent) {
@@ -136,4 +141,12 @@ int pf_sock_sent_stamp(int fd, struct pf_sock_stamp *stamp) {
 
 void pf_sock_close(int fd) {
     close(fd);
+}
+
+/* epoll_wait rounds to 1 ms; kernels before 5.11 have no other, there the spin covers the rest. */
+int pf_sock_poll(int poller, struct epoll_event *events, int capacity, pf_ns sleep) {
+    struct timespec wait = pf_clock_timespec(sleep);
+    int count = epoll_pwait2(poller, events, capacity, &wait, NULL);
+    if (count >= 0 || errno != ENOSYS) return count;
+    return epoll_wait(poller, events, capacity, (int)(sleep / (PF_SECOND / 1000)));
 }

@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -46,5 +47,8 @@ struct pf_sock_stamp {
 int pf_sock_sent_stamp(int fd, struct pf_sock_stamp *stamp);
 
 void pf_sock_close(int fd);
+
+/* Waits for events, `sleep` at most; how many, or -1 and errno. */
+int pf_sock_poll(int poller, struct epoll_event *events, int capacity, pf_ns sleep);
 
 #endif

@@ -55,18 +55,19 @@ static int take_payload(struct pf_sse *sse, const uint8_t *data, size_t length) 
         if (sse->payload == PF_SSE_JSON) pf_json_begin(&sse->json);
     }
     if (sse->payload == PF_SSE_JSON) return pf_json_feed(&sse->json, data + i, length - i);
-    if (sse->payload == PF_SSE_OTHER) return sse->is_error ? PF_AGAIN : PF_BAD;
-    for (; i < length; i++)
-        if (take_done(sse, data[i]) == PF_BAD) return PF_BAD;
+    for (; i < length && sse->payload == PF_SSE_DONE; i++)
+        if (take_done(sse, data[i]) == PF_BAD) sse->payload = PF_SSE_OTHER;
     return PF_AGAIN;
 }
 
-/* The event's verdict, at its blank line or at the end of the body. */
+/* The event's verdict, at its blank line or at the end of the body: its name may follow its data.
+ */
 static int end_event(const struct pf_sse *sse) {
     if (sse->payload == PF_SSE_JSON) return pf_json_finish(&sse->json) == PF_END ? PF_ITEM : PF_BAD;
     if (sse->payload == PF_SSE_DONE) return sse->done_at == sizeof DONE_MARK - 1 ? PF_ITEM : PF_BAD;
-    if (sse->payload == PF_SSE_OTHER) return PF_ITEM; /* an error event in plain words */
-    return PF_AGAIN;                                  /* no data, or an empty one: a ping */
+    if (sse->payload == PF_SSE_OTHER) /* an error event in plain words */
+        return sse->is_error ? PF_ITEM : PF_BAD;
+    return PF_AGAIN; /* no data, or an empty one: a ping */
 }
 
 static void begin_line(struct pf_sse *sse, uint8_t byte) {
@@ -115,11 +116,17 @@ static int take_after_colon(struct pf_sse *sse, uint8_t byte, int *result) {
     return byte == ' ';
 }
 
+static int names_event(const struct pf_sse *sse) {
+    return sse->line == EVENT_NAME || (sse->line == AFTER_COLON && sse->field_at == 1) ||
+           (sse->line == FIELD_EVENT && sse->field_at == sizeof EVENT_FIELD - 1);
+}
+
 static int end_line(struct pf_sse *sse) {
     int result = PF_AGAIN;
     if (sse->line == START) return end_event(sse);
     if (sse->line == AFTER_COLON && sse->field_at == 0) result = begin_data(sse);
-    if (sse->line == EVENT_NAME && sse->field_at == sizeof ERROR_NAME - 1) sse->is_error = 1;
+    if (names_event(sse)) /* the last name counts */
+        sse->is_error = sse->line == EVENT_NAME && sse->field_at == sizeof ERROR_NAME - 1;
     if (sse->line == FIELD_DATA && sse->field_at == sizeof DATA_NAME - 1) result = begin_data(sse);
     sse->line = START;
     return result;
@@ -131,6 +138,7 @@ static int skip_mark(struct pf_sse *sse, uint8_t byte) {
         sse->mark_at++;
         return 1;
     }
+    if (sse->mark_at > 0) sse->line = SKIP; /* the first name begins like a mark, but is none */
     sse->mark_at = 3;
     return 0;
 }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from percentes_fast.analysis.summary import Summary as Summary
     from percentes_fast.analysis.summary import analyze as analyze
     from percentes_fast.run import measure as measure
-    from percentes_fast.run import recover as recover
+    from percentes_fast.store import recover as recover
 
 __version__ = "0.1.0"
 __all__ = ["Summary", "__version__", "analyze", "commit", "measure", "recover"]
@@ -20,7 +20,7 @@ _HOMES = {
     "Summary": "percentes_fast.analysis.summary",
     "analyze": "percentes_fast.analysis.summary",
     "measure": "percentes_fast.run",
-    "recover": "percentes_fast.run",
+    "recover": "percentes_fast.store",
 }
 
 

@@ -19,8 +19,8 @@ from percentes_fast.errors import (
     EXIT_INTERRUPTED,
     EXIT_INVALID,
     EXIT_VALID,
-    ClientError,
     ConfigError,
+    NativeMissingError,
     PercentesError,
 )
 
@@ -84,8 +84,13 @@ def run(config: Path | None, out: Path | None, as_json: bool, quiet: bool, **fla
 
 
 def _measuring() -> Any:
-    if not sys.platform.startswith("linux"):
-        raise ClientError("measuring needs Linux; analyze, report and audit work here")
+    try:
+        from percentes_fast import _native  # noqa: F401
+    except ImportError as exc:
+        raise NativeMissingError(
+            "the compiled core is not installed: measuring needs Linux and a C compiler at install"
+            f" time ({exc}); analyze, report and audit work without it"
+        ) from exc
     from percentes_fast import run as measuring
 
     return measuring
@@ -145,7 +150,10 @@ def recover(directory: Path) -> int:
     from percentes_fast.rundir import read_manifest
 
     usage = read_manifest(directory)["config"]["target"]["usage"]
-    _measuring().recover(directory, _label(usage))
+    _measuring()
+    from percentes_fast import store
+
+    store.recover(directory, _label(usage))
     return _judge(directory, quiet=False, as_json=False)
 
 

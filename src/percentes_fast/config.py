@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,13 +64,22 @@ class Target(Section):
                 raise ValueError(f"header {name!r}: use 'Name: value' on one line")
         return headers
 
+    @field_validator("extra_body")
+    @classmethod
+    def _check_extra_body(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(extra, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            raise ValueError(f"{exc}; give values that JSON can hold") from exc
+        return extra
+
 
 class Load(Section):
     """The workload's arrivals and sizes."""
 
     arrival: Literal["poisson", "constant", "gamma", "trace"] = "poisson"
     rate: float = Field(default=3.12, gt=0, le=1_000_000, allow_inf_nan=False)
-    burstiness: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
+    burstiness: float = Field(default=1.0, ge=0.001, le=1000, allow_inf_nan=False)
     trace: str | None = None
     prompt_tokens: int = Field(default=512, ge=1, le=1_000_000)
     max_tokens: int = Field(default=256, ge=1, le=1_000_000)
@@ -279,12 +289,21 @@ def _check_load(config: Config) -> None:
             f"load.rate (--rate {load.rate:g}): {load.rate * config.duration_s:.0f} requests are"
             f" more than {MAX_ROWS}; lower the rate or shorten the run"
         )
+    for name in ("probe", "canary", "health"):
+        every_s = getattr(config, name).every_s
+        if every_s > 0 and config.duration_s / every_s > MAX_ROWS:
+            raise ValueError(
+                f"{name}.every_s: one every {every_s:g} s is more than {MAX_ROWS} rows; send fewer,"
+                " or none with 0"
+            )
     if config.detector.exit > config.detector.entry:
         raise ValueError("detector.exit: is above detector.entry; recovery would cancel itself")
 
 
 def split_url(url: str) -> tuple[str, int, str]:
     """(host, port, path prefix) of a target URL; ValueError in one line where it is not usable."""
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise ValueError("a name or password in the URL is not sent; use --header 'Authorization:'")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -294,7 +313,8 @@ def split_url(url: str) -> tuple[str, int, str]:
         raise ValueError(f"{url!r}: https is not spoken by the native engine; use http://HOST:PORT")
     if parts.scheme != "http":
         raise ValueError(f"{url!r}: scheme {parts.scheme or '(none)'!r}; use http://HOST:PORT")
-    if not parts.hostname or parts.query or parts.fragment or parts.username:
+    usable = all("!" <= byte <= "~" for byte in parts.path) and port != 0
+    if not parts.hostname or parts.query or parts.fragment or not usable:
         raise ValueError(f"{url!r}: use http://HOST:PORT, optionally with a path")
     return parts.hostname, 80 if port is None else port, parts.path.rstrip("/")
 
@@ -321,8 +341,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, Hashable):
+            raise ConfigError(f"config line {line}: a key is no plain word; write `key: value`")
         if key in seen:
-            line = key_node.start_mark.line + 1
             raise ConfigError(f"config line {line}: {key!r} is given twice; keep one")
         seen[key] = loader.construct_object(value_node, deep=True)
     return seen

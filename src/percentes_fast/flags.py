@@ -41,7 +41,7 @@ def _arrival(text: str) -> dict[str, Any]:
 
 
 def _workers(text: str) -> dict[str, Any]:
-    return {"engine.workers": int(text) if text.isdigit() else text}
+    return {"engine.workers": int(text) if text.isdecimal() else text}
 
 
 def _cores(text: str) -> dict[str, Any]:
@@ -49,7 +49,10 @@ def _cores(text: str) -> dict[str, Any]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            cores += range(int(first), int(last or first) + 1)
+            found = range(int(first), int(last or first) + 1)
+            if not found:
+                raise ValueError("a range that runs backwards")
+            cores += found
     except ValueError as exc:
         raise ConfigError(f"--cores {text}: use numbers, such as 2,3 or 4-7") from exc
     return {"engine.cores": cores}

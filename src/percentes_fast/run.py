@@ -2,8 +2,8 @@
 
 Never: computes a figure, judges a record, or leaves a process or a half-made directory behind when
 the run could not start.
-Plan: `measure` does everything up to the stored facts; `recover` does the last step for a run whose
-parent was killed. What names an outcome (`label`) is handed in, so that this leg knows none.
+Plan: `measure` does everything up to the stored facts. What names an outcome (`label`) is handed
+in, so that this leg knows none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import platform
 import secrets
 import shutil
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,22 +22,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import percentes_fast
-from percentes_fast import _native, rundir
-from percentes_fast.config import Config, LoadedConfig, seconds_ns, split_url
-from percentes_fast.engine import buffers, pool, preflight, slabs
+from percentes_fast import _native, launch, rundir, store
+from percentes_fast.config import Config, LoadedConfig, seconds_ns
+from percentes_fast.engine import buffers, pool, preflight
 from percentes_fast.engine import schedule as scheduling
 from percentes_fast.engine.canary import Canary
-from percentes_fast.errors import ClientError, DataError, FaultError, TargetError
+from percentes_fast.errors import ClientError, FaultError
 from percentes_fast.faults.base import Armed, Fired
 from percentes_fast.faults.kinds import ARM
-from percentes_fast.schema import CAUSE_NAMES, KIND_NAMES, SCHEMA_VERSION, Cause
-from percentes_fast.servers.supervisor import Supervised, split_command
+from percentes_fast.schema import KIND_NAMES, SCHEMA_VERSION
+from percentes_fast.servers.supervisor import Supervised
 
 LEAD_S = 0.5  # between "all workers ready" and the epoch
 TICK_S = 0.1
 CHECK_BEFORE_FIRE_NS = 20_000_000
 SPARE_BYTES = 16 * 2**20
-READY_POLL_S = 0.05
 
 
 class Watcher(Protocol):
@@ -86,6 +83,7 @@ class _Run:
     workers: pool.Pool | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     fault: dict[str, Any] = field(default_factory=dict)
+    clocks: list[Any] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -149,7 +147,11 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 def _prepare(run: _Run, available: Sequence[int]) -> None:
     os.sched_setaffinity(0, run.cores.rest)
-    _start_server(run, available)
+    launched = launch.launch(
+        run.config, run.run_id, run.directory.path, (run.cores.rest, available), run.watcher.say
+    )
+    run.config, run.server = launched.config, launched.server
+    run.addresses.append(launched.address)
     run.canary = Canary() if run.config.canary.every_s > 0 else None
     run.addresses.append(_canary_address(run))
     run.watcher.say("preflight: one request")
@@ -174,94 +176,6 @@ def _prepare(run: _Run, available: Sequence[int]) -> None:
 def _canary_address(run: _Run) -> pool.Address:
     port = run.canary.port if run.canary else 9  # no row goes there without a canary
     return pool.Address("127.0.0.1", port, f"127.0.0.1:{port}")
-
-
-def _start_server(run: _Run, available: Sequence[int]) -> None:
-    config = run.config
-    if config.embedded:
-        port = config.mock.port or _free_port()
-        url = f"http://127.0.0.1:{port}"
-        run.config = config.model_copy(
-            update={"target": config.target.model_copy(update={"url": url})}
-        )
-        command, cores = _mock_command(config, port), run.cores.rest
-    elif config.serve.command is not None:
-        command, cores = split_command(config.serve.command), tuple(available)
-    else:
-        run.addresses = [resolve(str(config.target.url))]
-        return
-    run.addresses = [resolve(str(run.config.target.url))]
-    _refuse_taken(run.addresses[0], str(run.config.target.url))
-    run.watcher.say(f"starting the server: {' '.join(command)[:120]}")
-    run.server = Supervised(command, run.directory.path / rundir.SERVER_LOG, cores)
-    _await_ready(run)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def _mock_command(config: Config, port: int) -> list[str]:
-    mock = config.mock
-    options = {
-        "port": port,
-        "model": config.target.model,
-        "startup-s": mock.startup_s,
-        "ttft-ms": mock.ttft_ms,
-        "itl-ms": mock.itl_ms,
-        "ttft-dist": mock.ttft_dist,
-        "itl-dist": mock.itl_dist,
-        "seed": config.seed,
-    }
-    words = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "percentes_fast.servers.mock", *words]
-
-
-def resolve(url: str) -> pool.Address:
-    """Address of a target, resolved once. Raises TargetError where the name is not found."""
-    host, port, _ = split_url(url)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as exc:
-        raise TargetError(f"target {url}: {host}: {exc.strerror}; mend the name") from exc
-    shown = f"[{host}]" if ":" in host else host
-    return pool.Address(str(found[0][4][0]), port, f"{shown}:{port}")
-
-
-def _refuse_taken(address: pool.Address, url: str) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET) as probe:
-        probe.settimeout(2.0)
-        if probe.connect_ex((address.ip, address.port)) == 0:
-            raise TargetError(
-                f"target {url}: port {address.port} is in use: something answers there before the"
-                " server was started; stop it or take another port"
-            )
-
-
-def _await_ready(run: _Run) -> None:
-    assert run.server is not None
-    log = run.directory.path / rundir.SERVER_LOG
-    deadline = time.monotonic() + run.config.serve.ready_timeout_s
-    while time.monotonic() < deadline:
-        run.server.check_alive(log)
-        if _listens(run.addresses[0]):
-            answer = preflight.ask(
-                run.config, run.addresses, run.run_id, run.directory.path, short=True
-            )
-            if answer.cause in (Cause.STREAM_END, Cause.HTTP_STATUS, Cause.NO_END):
-                return
-        time.sleep(READY_POLL_S)
-    raise TargetError(
-        f"target {run.config.target.url}: did not answer within"
-        f" {run.config.serve.ready_timeout_s:g} s of its start; raise serve.ready_timeout_s"
-    )
-
-
-def _listens(address: pool.Address) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET) as probe:
-        probe.settimeout(2.0)
-        return probe.connect_ex((address.ip, address.port)) == 0
 
 
 def _arm(run: _Run) -> None:
@@ -366,6 +280,7 @@ def _load(run: _Run) -> None:
             firing.join()
         clocks.append(_native.clock_pair())
         clocks.close()
+        run.clocks = clocks.lines  # the file may lack lines: a full disk
 
 
 def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
@@ -461,87 +376,12 @@ def _release(run: _Run) -> None:
 def _store(run: _Run, label: buffers.Label) -> None:
     assert run.workers is not None
     run.watcher.say("writing the records")
-    run.manifest["workers"] = [worker.facts() for worker in run.workers.workers]
+    run.manifest["workers"] = [
+        {**store.worker_facts(worker.slab, worker.process.poll()), **worker.settings}
+        for worker in run.workers.workers
+    ]
     run.manifest["interrupted"] = "by the user" if run.interrupted else None
     if run.fault:
         run.directory.write_json(rundir.FAULT, run.fault)
-    pairs = [tuple(pair) for pair in run.directory.read_journal("clocks")]
-    _write_tables(run.directory, run.manifest, run.workers.slabs, pairs, label)
+    store.write_tables(run.directory, run.manifest, run.workers.slabs, run.clocks, label)
     run.workers.remove_slabs()
-
-
-def _write_tables(
-    directory: rundir.RunDir,
-    manifest: dict[str, Any],
-    workers: Sequence[slabs.Slab],
-    pairs: buffers.ClockPairs,
-    label: buffers.Label,
-) -> None:
-    targets = [target["name"] for target in manifest["targets"]]
-    directory.write_table("requests", buffers.requests_table(workers, targets, pairs, label))
-    directory.write_table("token_times", buffers.tokens_table(workers, pairs))
-    directory.write_table("client", buffers.client_table(workers))
-    epoch = manifest["epoch_monotonic_ns"]
-    directory.write_table("clocks", buffers.clocks_table(pairs, epoch))
-    manifest["state"] = "partial" if manifest["interrupted"] else "complete"
-    manifest["slabs"] = []
-    directory.write_json(rundir.MANIFEST, manifest)
-    directory.drop_journal("clocks")
-
-
-def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
-    """Finishes the run directory of a run whose parent was killed.
-
-    Raises DataError where it is not such a run, or is still under way.
-    """
-    manifest = rundir.read_manifest(path)
-    if manifest["state"] != "running":
-        raise DataError(f"{path}: is {manifest['state']}, there is nothing to recover")
-    if _is_run(manifest["parent_pid"]):
-        raise DataError(f"{path}: its run is still under way; wait for it or end it")
-    opened = [_settled(slabs.Slab(Path(name))) for name in manifest["slabs"]]
-    directory = rundir.RunDir(path)
-    manifest["workers"] = [_slab_facts(slab) for slab in opened]
-    manifest["interrupted"] = "its parent process was killed"
-    pairs = [tuple(pair) for pair in directory.read_journal("clocks")]
-    names = list(manifest["slabs"])
-    _write_tables(directory, manifest, opened, pairs, label)
-    for name in names:
-        Path(name).unlink(missing_ok=True)
-    return directory
-
-
-def _is_run(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return b"percentes" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
-
-
-def _settled(slab: slabs.Slab) -> slabs.Slab:
-    """Waits for a worker that is still ending; rows a killed worker never reached are cut."""
-    deadline = time.monotonic() + 5.0
-    while slab.word("state") == slabs.STATE_RUNNING and _is_run(slab.word("pid")):
-        if time.monotonic() > deadline:
-            raise DataError(f"worker {slab.word('worker')}: is still running; end it first")
-        time.sleep(0.05)
-    if slab.word("state") != slabs.STATE_ENDED:
-        causes, intended = slab.column("cause"), slab.column("intended_ns")
-        for row in range(slab.word("next_row"), slab.word("rows")):
-            if intended[row] > slab.word("heartbeat_ns"):
-                causes[row] = CAUSE_NAMES.index("not_due")
-    return slab
-
-
-def _slab_facts(slab: slabs.Slab) -> dict[str, Any]:
-    words = ("tokens_lost", "seconds_lost", "messages_lost", "names_lost", "dials", "reuses")
-    more = ("closed_while_idle", "stamps_refused", "stamps_unmatched", "in_flight_max")
-    ended = slab.word("state") == slabs.STATE_ENDED
-    stopped = slab.word("stopped_ns")
-    return {
-        "worker": slab.word("worker"),
-        "exit_status": None,
-        "ended": ended,
-        "stopped_ns": None if stopped < 0 else stopped,
-        "heartbeat_ns": slab.word("heartbeat_ns"),
-        **{word: slab.word(word) for word in words + more},
-    }

@@ -30,6 +30,23 @@ FAULT = "fault.json"
 SERVER_LOG = "server.log"
 REPORT = "report.json"
 STATES = ("preparing", "running", "complete", "partial")
+MANIFEST_KEYS = {
+    "run_id": str,
+    "instrument_version": str,
+    "instrument_commit": str | None,
+    "config_sha256": str,
+    "overrides": list,
+    "config": dict,
+    "workers": list,
+    "interrupted": str | None,
+}
+FAULT_KEYS = {
+    "kind": str,
+    "planned_ns": int,
+    "fire": dict | None,
+    "evidence": dict | None,
+    "error": str | None,
+}
 TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
     "schedule": schema.SCHEDULE_FIELDS,
     "requests": schema.REQUEST_FIELDS,
@@ -183,20 +200,45 @@ class StoredRun:
 
 def open_run(path: Path) -> StoredRun:
     """Reads a finished run. Raises DataError in one line where it is not whole."""
+    if not path.is_dir():
+        raise DataError(f"{path}: is not a directory; name a run directory")
     manifest = read_manifest(path)
     if manifest.get("state") not in ("complete", "partial"):
         raise DataError(
             f"{path}: the run was not finished; run `percentes-fast recover {path}` first"
         )
+    _check_keys(path / MANIFEST, manifest, MANIFEST_KEYS)
+    fault = _read_json(path, FAULT) if (path / FAULT).exists() else None
+    if fault is not None:
+        _check_keys(path / FAULT, fault, FAULT_KEYS)
+    requests = _frame(path, "requests")
+    _check_rows(path, requests)
     return StoredRun(
         manifest=manifest,
-        fault=_read_json(path, FAULT) if (path / FAULT).exists() else None,
-        requests=_frame(path, "requests"),
+        fault=fault,
+        requests=requests,
         token_times=_frame(path, "token_times"),
         clocks=_frame(path, "clocks"),
         client=_frame(path, "client"),
         log=tuple(read_log(path / SERVER_LOG)),
     )
+
+
+def _check_keys(file: Path, data: Mapping[str, Any], needed: Mapping[str, Any]) -> None:
+    for key, kind in needed.items():
+        if key not in data or not isinstance(data[key], kind):
+            raise DataError(f"{file}: {key} is missing or of another type; the file is damaged")
+
+
+def _check_rows(path: Path, requests: pd.DataFrame) -> None:
+    """Every scheduled row is one record, in the order of the schedule."""
+    schedule = _frame(path, "schedule")
+    names = ("index", "intended_ns")
+    if not all(schedule[name].equals(requests[name]) for name in names):
+        raise DataError(
+            f"{path}: requests.parquet ({len(requests)} rows) is not the record of schedule.parquet"
+            f" ({len(schedule)} rows); the run directory is damaged"
+        )
 
 
 def _frame(path: Path, name: str) -> pd.DataFrame:
@@ -213,14 +255,17 @@ def _frame(path: Path, name: str) -> pd.DataFrame:
     }
     file = path / f"{name}.parquet"
     try:
-        table = pq.read_table(file)
+        table = pq.read_table(file, partitioning=None)  # no columns from a path such as rate=3/
     except FileNotFoundError as exc:
         raise DataError(f"{path}: has no {name}.parquet; the run directory is incomplete") from exc
     except (OSError, pa.ArrowException) as exc:
         raise DataError(f"{file}: {exc}; the file is damaged") from exc
-    expected = [field for field, _, _ in TABLES[name]]
-    if table.column_names != expected:
-        raise DataError(f"{file}: has other columns than schema version {schema.SCHEMA_VERSION}")
+    expected = schema.arrow_schema(TABLES[name])
+    if table.schema.names != expected.names or table.schema.types != expected.types:
+        raise DataError(
+            f"{file}: has other columns than schema version {schema.SCHEMA_VERSION};"
+            " use the version that wrote it"
+        )
     frame: pd.DataFrame = table.to_pandas(types_mapper=nullable.get)
     return frame
 

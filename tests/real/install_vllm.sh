@@ -20,7 +20,7 @@ die() {
 }
 
 python=${PYTHON:-python3}
-mkdir -p "${REAL_DIR:-.real}" || die "cannot create the directory ${REAL_DIR:-.real}"
+mkdir -p "${REAL_DIR:-.real}" 2>/dev/null || die "cannot create the directory ${REAL_DIR:-.real}"
 real=$(cd "${REAL_DIR:-.real}" && pwd)
 venv=$real/venv
 stamp=$venv/install-complete
@@ -83,7 +83,7 @@ step() {
   printf '\n== %s\n' "$what" >>"$log"
   if ! "$@" >>"$log" 2>&1; then
     local why
-    why=$(awk '/^== /{last=""} /[Ee]rror/{last=$0} END{print last}' "$log")
+    why=$(awk '/^== /{last=""} tolower($0) ~ /error/{last=$0} END{print last}' "$log")
     die "FAILED: $what: ${why:-no error line} (whole output in $log)"
   fi
 }

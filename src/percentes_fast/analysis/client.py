@@ -44,9 +44,12 @@ def _difference(frame: pd.DataFrame, later: str, earlier: str) -> Ints:
     return (frame[later] - frame[earlier]).dropna().to_numpy(np.int64)
 
 
+LOST = ("seconds_lost", "messages_lost", "names_lost", "stamps_refused", "stamps_unmatched")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """One worker: skew of its sends, its busiest 5 s, what it lost."""
+    """One worker: skew of its sends, its busiest 5 s, what it lost (counters by name)."""
 
     worker: int
     sent: int
@@ -55,6 +58,7 @@ class WorkerFigures:
     ended: bool
     exit_status: int | None
     tokens_lost: int
+    lost: dict[str, int]
     in_flight_max: int
 
 
@@ -128,6 +132,7 @@ def _worker(
         ended=bool(facts["ended"]),
         exit_status=facts["exit_status"],
         tokens_lost=int(facts["tokens_lost"]),
+        lost={name: int(facts[name]) for name in LOST},
         in_flight_max=int(facts["in_flight_max"]),
     )
 
@@ -230,7 +235,7 @@ def receive_path(
     load = inside[(inside["kind"] == "load") & (inside["outcome"] == "completed")]
     ttft = load["ttft_ns"].dropna().to_numpy(np.int64)
     apart = inside[~inside["first_token_shared_read"].fillna(False).to_numpy(bool)]
-    streams = inside[inside["kind"] == "canary"]
+    streams = inside[(inside["kind"] == "canary") & (inside["outcome"] != "cut")]
     return ReceivePath(
         client_ttft_mean_ms=float(ttft.mean()) / 1e6 if len(ttft) else None,
         client_ttft_count=len(ttft),

@@ -20,6 +20,7 @@ from percentes_fast.analysis.windows import Seconds, share
 
 CUT_CAUSES = ("body_cut", "reset", "no_response", "error_event")
 Mask = NDArray[np.bool_]
+Sides = tuple[Mask, Mask, int | None]  # surely in flight, indeterminate, zone in ns (None: unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class InFlight:
     rule: str
     lo_s: Seconds
     hi_s: Seconds
-    zone_s: Seconds
+    zone_s: Seconds | None
     total: int
     determinate: Counts
     indeterminate: Counts
@@ -65,7 +66,7 @@ def _times(load: pd.DataFrame, column: str) -> NDArray[np.float64]:
     return np.asarray(load[column].astype("Float64").to_numpy(np.float64, na_value=np.nan))
 
 
-def _compat(load: pd.DataFrame, kill: Kill) -> tuple[Mask, Mask, int]:
+def _compat(load: pd.DataFrame, kill: Kill) -> Sides:
     fire, zone = kill.fire_ns, kill.uncertainty_ns
     ended = load["ended_ns"].fillna(-(2**62)).to_numpy(np.int64)
     dispatched = load["dispatch_ns"].fillna(2**62).to_numpy(np.int64)
@@ -76,15 +77,17 @@ def _compat(load: pd.DataFrame, kill: Kill) -> tuple[Mask, Mask, int]:
     return np.asarray(caught & ~near), np.asarray(near), zone
 
 
-def _tight(load: pd.DataFrame, kill: Kill) -> tuple[Mask, Mask, int]:
-    trip = kill.round_trip_ns or 0
+def _tight(load: pd.DataFrame, kill: Kill) -> Sides:
+    trip = kill.round_trip_ns
     ended, dispatched = _times(load, "ended_ns"), _times(load, "dispatch_ns")
-    surely = (dispatched < kill.before_ns) & (ended >= kill.after_ns + trip)
+    surely = np.zeros(len(load), bool)  # without R nothing shows that an end came after the kill
+    if trip is not None:
+        surely = (dispatched < kill.before_ns) & (ended >= kill.after_ns + trip)
     surely_not = (ended <= kill.before_ns) | (dispatched >= kill.after_ns) | np.isnan(dispatched)
     return np.asarray(surely), np.asarray(~surely & ~surely_not), trip
 
 
-def _bracket(load: pd.DataFrame, kill: Kill) -> tuple[Mask, Mask, int]:
+def _bracket(load: pd.DataFrame, kill: Kill) -> Sides:
     ended, dispatched = _times(load, "ended_ns"), _times(load, "dispatch_ns")
     seen = np.fmin(_times(load, "headers_ns"), _times(load, "acked_kernel_ns")) < kill.before_ns
     cut = load["cause"].isin(CUT_CAUSES).to_numpy(bool)
@@ -93,14 +96,15 @@ def _bracket(load: pd.DataFrame, kill: Kill) -> tuple[Mask, Mask, int]:
     return np.asarray(surely), np.asarray(~surely & ~surely_not), 0
 
 
-RULES: tuple[tuple[str, Callable[[pd.DataFrame, Kill], tuple[Mask, Mask, int]], str], ...] = (
+NO_TRIP = "; no fresh connection was measured: R is not known, no end is surely after the kill"
+RULES: tuple[tuple[str, Callable[[pd.DataFrame, Kill], Sides], str], ...] = (
     ("compat", _compat, "the published rule; one clock here: offset and bounds are 0"),
     ("tight", _tight, "one clock here: the offset is exactly 0; R is the fastest fresh connection"),
     (
         "bracket",
         _bracket,
         "a kill on this machine: L and U are the clock reads around the signal; a cut inside"
-        " [L, U] is assumed to be the kill's",
+        " [L, U] is assumed to be the kill's; not applicable where a proxy stands before it",
     ),
 )
 
@@ -115,17 +119,18 @@ def _table(
     rows: pd.DataFrame,
     kill: Kill,
     name: str,
-    rule: Callable[[pd.DataFrame, Kill], tuple[Mask, Mask, int]],
+    rule: Callable[[pd.DataFrame, Kill], Sides],
     note: str,
 ) -> InFlight:
     surely, near, zone = rule(rows, kill)
+    note += NO_TRIP if zone is None else ""
     determinate, indeterminate = count(rows[surely]), count(rows[near])
     both = count(rows[surely | near])
     return InFlight(
         rule=name,
         lo_s=Seconds.of(kill.before_ns),
         hi_s=Seconds.of(kill.after_ns),
-        zone_s=Seconds.of(zone),
+        zone_s=Seconds.maybe(zone),
         total=both.scheduled,
         determinate=determinate,
         indeterminate=indeterminate,

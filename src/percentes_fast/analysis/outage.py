@@ -22,7 +22,7 @@ class Moment:
     """A moment of recovery, in seconds after the fire.
 
     at_s: the point, None with a reason; interval_s: where the point is not known, what bounds it;
-    resolution_s: from the dispatch of the last failure before it to the point.
+    resolution_s: from the dispatch of the last failure sent before the success that is the point.
     """
 
     name: str
@@ -49,16 +49,16 @@ def _first_after_failure(
         last = int(failed["end_ns"].max()) - fire_ns
         bound = (Seconds.of(last), None)
         return Moment(name, None, bound, None, f"no {what} succeeded again by the end", None)
-    at = int(after["end_ns"].min())
-    before = failed.loc[failed["start_ns"] < at, "start_ns"]
-    since = at - int(before.max()) if len(before) else None
-    return Moment(name, Seconds.of(at - fire_ns), None, Seconds.maybe(since), None, at)
+    first = after.loc[after["end_ns"].idxmin()]
+    at = int(first["end_ns"])
+    since = at - int(failed.loc[failed["start_ns"] < int(first["start_ns"]), "start_ns"].max())
+    return Moment(name, Seconds.of(at - fire_ns), None, Seconds.of(since), None, at)
 
 
 def _unseen(name: str, succeeded: pd.DataFrame, fire_ns: int, what: str) -> Moment:
     after = succeeded[succeeded["start_ns"] >= fire_ns]
     if len(after) == 0:
-        return _absent(name, f"no {what} ended after the fire")
+        return _absent(name, f"no {what} sent after the fire had ended")
     hi = Seconds.of(int(after["end_ns"].min()) - fire_ns)
     reason = f"no {what} failed after the fire: it was back before the next one saw it"
     return Moment(name, None, (Seconds(0.0), hi), hi, reason, None)
@@ -76,17 +76,21 @@ def _attempts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def served_again(frame: pd.DataFrame, kind: str, name: str, fire_ns: int) -> Moment:
-    """First success of a kind of row (probe, health) after one of it failed."""
-    rows = _attempts(frame[frame["kind"] == kind])
+    """First success of a kind of row (probe, health) after one of it failed.
+
+    What was still open when the run was stopped neither failed nor succeeded.
+    """
+    rows = _attempts(frame[(frame["kind"] == kind) & (frame["cause"] != "stopped")])
     if len(rows) == 0:
-        return _absent(name, f"no {kind} rows were scheduled")
+        return _absent(name, f"no {kind} row ended")
     failed = rows[rows["outcome"].isin(FAILED)]
     succeeded = rows[rows["outcome"] == "completed"]
-    return _first_after_failure(name, failed, succeeded, fire_ns, kind)
+    what = "health check" if kind == "health" else kind
+    return _first_after_failure(name, failed, succeeded, fire_ns, what)
 
 
 def port_answers(frame: pd.DataFrame, fire_ns: int) -> Moment:
-    """First connection made after one was refused, by any row that dials the server."""
+    """First connection made after one failed, by any row that dials the server."""
     rows = frame[(frame["target"] == "server") & frame["dispatch_ns"].notna()]
     refused = _attempts(rows[rows["error_class"] == "connect"])
     dialed = rows[rows["connect_ns"].notna()]
@@ -124,7 +128,7 @@ def outage(
         if restored_ns is None
         else Moment(
             "goodput_restored",
-            Seconds.of(restored_ns - fire_ns),
+            Seconds.of(max(0, restored_ns - fire_ns)),  # the anchor may lie just before the fire
             None,
             Seconds(1.0),  # the detector's buckets
             None,

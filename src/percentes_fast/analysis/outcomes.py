@@ -3,7 +3,7 @@
 Never: reads a file, or counts a row in two states.
 Plan: `label` maps the engine's raw codes to outcome and error class (SPEC section 3); `judged` adds
 states and latencies to a stored frame, from the cause alone (a stored outcome is not trusted);
-`conserved` checks scheduled = completed + errored + censored + client_fault (+ cut).
+`count` checks scheduled = completed + errored + censored + client_fault (+ cut).
 """
 
 from __future__ import annotations
@@ -134,9 +134,10 @@ def count(frame: pd.DataFrame) -> Counts:
     return counts
 
 
-def good(frame: pd.DataFrame, ttft_ns: int, e2e_ns: int) -> NDArray[np.bool_]:
-    """Completed within both limits; a completed request without a first token is not good."""
-    done = (frame["outcome"] == "completed").to_numpy(bool)
-    in_ttft = (frame["ttft_ns"] <= ttft_ns).fillna(False).to_numpy(bool)
-    in_e2e = (frame["e2e_ns"] <= e2e_ns).fillna(False).to_numpy(bool)
-    return np.asarray(done & in_ttft & in_e2e, dtype=np.bool_)
+def good(frame: pd.DataFrame, ttft_ns: int | None, e2e_ns: int | None) -> NDArray[np.bool_]:
+    """Completed within the limits (None: no such limit); no TTFT limit is met without a token."""
+    passed = (frame["outcome"] == "completed").to_numpy(bool)
+    for column, limit_ns in (("ttft_ns", ttft_ns), ("e2e_ns", e2e_ns)):
+        if limit_ns is not None:
+            passed = passed & (frame[column] <= limit_ns).fillna(False).to_numpy(bool)
+    return np.asarray(passed, dtype=np.bool_)

@@ -33,6 +33,7 @@ from percentes_fast.analysis.windows import (
     Window,
     WindowReport,
 )
+from percentes_fast.errors import DataError
 from percentes_fast.rundir import StoredRun, open_run
 from percentes_fast.schema import SCHEMA_VERSION
 
@@ -176,14 +177,20 @@ class _Facts:
     ttft_ns: int
     e2e_ns: int
     plan: windows.PhasePlan
+    params: recovery.DetectorParams
     kill: inflight.Kill | None
     anchor_ns: int | None
-    notes: dict[str, str]
 
 
 def analyze(path: Path) -> Analysis:
     """Judges a run directory. Raises DataError where it is not a whole run."""
-    facts = _facts(open_run(path))
+    run = open_run(path)
+    try:
+        facts = _facts(run)
+    except (KeyError, TypeError) as exc:
+        raise DataError(
+            f"{path}: config or fire lacks {exc}; the run directory is damaged"
+        ) from exc
     found = _recovery(facts)
     recovered_ns = None
     if found is not None and found.pre_fault.ttr_s is not None and facts.anchor_ns is not None:
@@ -203,24 +210,48 @@ def _facts(run: StoredRun) -> _Facts:
     rows = judged(run.requests, usage=bool(config["target"]["usage"]))
     load = rows[rows["kind"] == "load"]
     kill = _kill(run, rows)
-    phases = config["phases"]
-    end = phases["duration_s"]
-    if end is None:
-        end = phases["kill_at_s"] + phases["recovery_s"] + phases["cooldown_s"]
-    plan = windows.PhasePlan(
-        warmup_ns=_ns(phases["warmup_s"]),
-        timeout_ns=_ns(config["load"]["timeout_s"]),
-        recovery_end_ns=_ns(end - phases["cooldown_s"]),
-        end_ns=_ns(end),
-    )
+    if run.fault is None and config["fault"]["kind"] != "none":
+        raise DataError("fault.json: is missing, but the configuration has a fault; it was lost")
     planned = int(run.fault["planned_ns"]) if run.fault else None
     anchor = planned if kill is None or planned is None else min(planned, kill.fire_ns)
     tokens = run.token_times.astype({"index": "int64", "event": "int64", "time_ns": "int64"})
     mine = tokens[tokens["index"].isin(load["index"])]
-    slo = config["slo"]
     return _Facts(
-        run, config, rows, load, mine, _ns(slo["ttft_s"]), _ns(slo["e2e_s"]), plan, kill, anchor, {}
+        run=run,
+        config=config,
+        rows=rows,
+        load=load,
+        tokens=mine,
+        ttft_ns=_ns(config["slo"]["ttft_s"]),
+        e2e_ns=_ns(config["slo"]["e2e_s"]),
+        plan=_plan(run),
+        params=_params(config),
+        kill=kill,
+        anchor_ns=anchor,
     )
+
+
+def _plan(run: StoredRun) -> windows.PhasePlan:
+    phases = run.manifest["config"]["phases"]
+    end = phases["duration_s"]
+    if end is None:
+        end = phases["kill_at_s"] + phases["recovery_s"] + phases["cooldown_s"]
+    return windows.PhasePlan(
+        warmup_ns=_ns(phases["warmup_s"]),
+        timeout_ns=_ns(run.manifest["config"]["load"]["timeout_s"]),
+        recovery_end_ns=_ns(end - phases["cooldown_s"]),
+        end_ns=_ns(end),
+        stopped_ns=_stopped(run),
+    )
+
+
+def _stopped(run: StoredRun) -> int | None:
+    """An interrupted run was observed until its first worker was stopped, or last seen alive."""
+    if run.manifest["interrupted"] is None:
+        return None
+    workers = run.manifest["workers"]
+    stops = [w["stopped_ns"] for w in workers if w["stopped_ns"] is not None]
+    return min(stops + [w["heartbeat_ns"] for w in workers if not w["ended"]], default=None)
 
 
 def _kill(run: StoredRun, rows: pd.DataFrame) -> inflight.Kill | None:
@@ -243,11 +274,10 @@ def _params(config: Mapping[str, Any]) -> recovery.DetectorParams:
 
 
 def _components(facts: _Facts, load: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
-    far = 2**62
     return {
         "goodput": good(load, facts.ttft_ns, facts.e2e_ns),
-        "ttft": good(load, facts.ttft_ns, far),
-        "e2e": good(load, far, facts.e2e_ns),
+        "ttft": good(load, facts.ttft_ns, None),
+        "e2e": good(load, None, facts.e2e_ns),
         "errors": (load["outcome"] != "errored").to_numpy(bool),
     }
 
@@ -261,16 +291,21 @@ def _detector(baseline: float | None, found: recovery.Detection | None, why: str
 
 
 def _recovery(facts: _Facts) -> RecoveryReport | None:
-    """The detector's findings from the anchor to the end of the recovery phase."""
+    """The detector's findings from the anchor to the end of the recovery phase.
+
+    Of an interrupted run it sees what was sent up to one E2E limit (or timeout, if shorter) before
+    the stop: by then each of those was good, or could not become it any more.
+    """
     if facts.anchor_ns is None:
         return None
+    plan, end = facts.plan, facts.plan.recovery_end_ns
+    if plan.stopped_ns is not None:
+        end = min(end, plan.stopped_ns - min(facts.e2e_ns, plan.timeout_ns))
     load = facts.load[facts.load["outcome"].isin(["completed", "errored", "censored"])]
     intended = load["intended_ns"].to_numpy(np.int64)
-    before = Window(
-        "baseline", facts.plan.warmup_ns, max(0, facts.anchor_ns - facts.plan.timeout_ns)
-    ).rows(intended)
-    params = _params(facts.config)
-    end = min(facts.plan.recovery_end_ns, _observed_end(facts))
+    before = Window("baseline", plan.warmup_ns, plan.baseline_end_ns(facts.anchor_ns)).rows(
+        intended
+    )
     parts = {
         name: (
             windows.share(float(passed[before].sum()), float(before.sum())),
@@ -278,13 +313,7 @@ def _recovery(facts: _Facts) -> RecoveryReport | None:
         )
         for name, passed in _components(facts, load).items()
     }
-    return _recovery_report(parts, params)
-
-
-def _observed_end(facts: _Facts) -> int:
-    """An interrupted run was observed until it was stopped."""
-    stops = [w["stopped_ns"] for w in facts.run.manifest["workers"] if w["stopped_ns"] is not None]
-    return min(stops, default=facts.plan.end_ns)
+    return _recovery_report(parts, facts.params)
 
 
 def _recovery_report(
@@ -360,7 +389,7 @@ def _fault(facts: _Facts) -> KillReport | None:
     if fault is None:
         return None
     kill, evidence = facts.kill, fault["evidence"] or {}
-    gone = evidence.get("gone_ns")
+    gone, survivors = evidence.get("gone_ns"), evidence.get("survivors")
     return KillReport(
         kind=fault["kind"],
         planned_s=Seconds.of(fault["planned_ns"]),
@@ -368,7 +397,7 @@ def _fault(facts: _Facts) -> KillReport | None:
         fire_lo_s=Seconds.of(kill.before_ns) if kill else None,
         fire_hi_s=Seconds.of(kill.after_ns) if kill else None,
         gone_after_s=Seconds.of(gone - kill.fire_ns) if kill and gone is not None else None,
-        survivors=len(evidence["survivors"]) if evidence else None,
+        survivors=None if survivors is None else len(survivors),
         landed=kill is not None and gone is not None,
         error=fault["error"],
     )
@@ -377,10 +406,22 @@ def _fault(facts: _Facts) -> KillReport | None:
 def _reasons(facts: _Facts, fault: KillReport | None, found: tuple[gating.Gate, ...]) -> list[str]:
     reasons = [f"{gate.id}: {gate.detail}" for gate in found if not gate.holds]
     if fault is not None and not fault.landed:
-        reasons.append(f"the fault did not land: {fault.error or 'the process was not seen to go'}")
+        reasons.append(f"the fault did not land: {_why_not(facts, fault)}")
     if facts.run.manifest["interrupted"]:
         reasons.append(f"partial: the run was interrupted {facts.run.manifest['interrupted']}")
     return reasons
+
+
+def _why_not(facts: _Facts, fault: KillReport) -> str:
+    """Why a fault did not land."""
+    fire = facts.run.fault["fire"] if facts.run.fault else None
+    if fault.error is not None:
+        return fault.error
+    if fire is None:
+        return "it was not fired"
+    if fire["errno"] != 0:
+        return f"the kernel refused the signal (errno {fire['errno']})"
+    return "the process was not seen to go"
 
 
 def _outage_outcomes(facts: _Facts, gone: outage.Outage | None) -> dict[str, Any] | None:
@@ -479,15 +520,14 @@ def _modes(facts: _Facts, cuts: tuple[Window, ...]) -> tuple[windows.Mode, ...]:
     by_name = {cut.name: facts.load[cut.rows(intended)] for cut in cuts}
     if "fault" not in by_name:
         return ()
-    return windows.modes(by_name["fault"], by_name["baseline"], facts.ttft_ns, facts.e2e_ns)
+    before = by_name.get("baseline", facts.load.iloc[:0])
+    return windows.modes(by_name["fault"], before, facts.ttft_ns, facts.e2e_ns)
 
 
 def _incidences(facts: _Facts, cuts: tuple[Window, ...]) -> dict[str, IncidenceReport]:
     intended = facts.load["intended_ns"].to_numpy(np.int64)
     return {
-        cut.name: _incidence(facts.load[cut.rows(intended)], facts.plan.timeout_ns)
-        for cut in cuts
-        if cut.name not in ("warmup", "cooldown")
+        cut.name: _incidence(facts.load[cut.rows(intended)], facts.plan.timeout_ns) for cut in cuts
     }
 
 

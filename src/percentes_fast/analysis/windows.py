@@ -19,6 +19,7 @@ from scipy import stats
 from percentes_fast.analysis.outcomes import Counts, count, good
 
 SECOND = 1_000_000_000
+MS = 1_000_000
 GRID_TTFT_MS = (800, 1000, 1500)
 GRID_E2E_MS = (12_000, 14_000, 18_000)
 MODE_BIN_MS = {"ttft": 10, "e2e": 100}
@@ -55,12 +56,28 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """The configured phases in ns: everything `windows_of` needs beside what was found."""
+    """The configured phases in ns: everything `windows_of` needs beside what was found.
+
+    stopped_ns: when an interrupted run was stopped, None where it ran to its end.
+    """
 
     warmup_ns: int
     timeout_ns: int
     recovery_end_ns: int
     end_ns: int
+    stopped_ns: int | None = None
+
+    @property
+    def observed_ns(self) -> int:
+        """End of what was observed."""
+        return self.end_ns if self.stopped_ns is None else min(self.end_ns, self.stopped_ns)
+
+    def baseline_end_ns(self, anchor_ns: int | None) -> int:
+        """One timeout before the anchor, or before the interruption, whichever is earlier."""
+        end = self.recovery_end_ns if anchor_ns is None else anchor_ns - self.timeout_ns
+        if self.stopped_ns is not None:
+            end = min(end, self.stopped_ns - self.timeout_ns)
+        return max(self.warmup_ns, end)
 
 
 def windows_of(
@@ -69,26 +86,24 @@ def windows_of(
     """The windows of a run.
 
     anchor_ns: the earlier of planned and actual fault, None without a fault (baseline then runs to
-    the cool-down); recovered_ns: the detector's recovery; ready_ns: replica-ready. A window whose
-    end is not known is left out.
+    the cool-down); recovered_ns: the detector's recovery; ready_ns: replica-ready. A window of no
+    length, or whose end is not known, is left out; none reaches past an interruption.
     """
-    warmup = Window("warmup", 0, plan.warmup_ns)
-    cooldown = Window("cooldown", plan.recovery_end_ns, plan.end_ns)
+    guard_from = plan.baseline_end_ns(anchor_ns)
+    cuts = [("warmup", 0, plan.warmup_ns), ("baseline", plan.warmup_ns, guard_from)]
     if anchor_ns is None:
-        return (warmup, Window("baseline", plan.warmup_ns, plan.recovery_end_ns), cooldown)
-    guard_from = max(plan.warmup_ns, anchor_ns - plan.timeout_ns)
-    found = [
-        warmup,
-        Window("baseline", plan.warmup_ns, guard_from),
-        Window("guard", guard_from, anchor_ns),
-        Window("fault", anchor_ns, plan.recovery_end_ns),
-    ]
-    if recovered_ns is not None:
-        found.append(Window("fault_degraded", anchor_ns, recovered_ns))
-        found.append(Window("fault_recovered", recovered_ns, plan.recovery_end_ns))
-    if ready_ns is not None:
-        found.append(Window("outage", anchor_ns, ready_ns))
-    return (*found, cooldown)
+        cuts.append(("guard", guard_from, plan.recovery_end_ns))  # only of an interrupted run
+    else:
+        cuts.append(("guard", guard_from, anchor_ns))
+        cuts.append(("fault", anchor_ns, plan.recovery_end_ns))
+        if recovered_ns is not None:
+            cuts.append(("fault_degraded", anchor_ns, recovered_ns))
+            cuts.append(("fault_recovered", recovered_ns, plan.recovery_end_ns))
+        if ready_ns is not None:
+            cuts.append(("outage", anchor_ns, ready_ns))
+    cuts.append(("cooldown", plan.recovery_end_ns, plan.end_ns))
+    seen = [Window(name, start, min(end, plan.observed_ns)) for name, start, end in cuts]
+    return tuple(window for window in seen if window.start_ns < window.end_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +171,20 @@ class Gaps:
 
 
 def gaps(frame: pd.DataFrame, tokens: pd.DataFrame) -> Gaps:
-    """Gaps of the frame's completed requests. tokens: token_times in the order of index, event."""
+    """Gaps of the frame's completed requests. tokens: token_times in the order of index, event.
+
+    Only between neighbouring events: where a full buffer lost one there is no gap to tell.
+    """
     done = frame[frame["outcome"] == "completed"]
     mine = tokens[tokens["index"].isin(done["index"])]
     time = mine["time_ns"].to_numpy(np.int64)
     index = mine["index"].to_numpy(np.int64)
     same_read = mine["same_read"].to_numpy(bool)
+    event = mine["event"].to_numpy(np.int64)
     follows = np.zeros(len(mine), bool)
-    follows[1:] = index[1:] == index[:-1]
+    follows[1:] = (index[1:] == index[:-1]) & (event[1:] == event[:-1] + 1)
     step = np.diff(time, prepend=time[:1])
-    merged = (done["completion_tokens"].notna()) & (
-        done["completion_tokens"] != done["content_events"]
-    )
+    merged = (done["completion_tokens"] != done["content_events"]).fillna(True)  # or not known
     return Gaps(
         called="inter-chunk" if bool(merged.any()) else "inter-token",
         same_read_excluded=int((follows & same_read).sum()),
@@ -186,7 +203,11 @@ class GoodputCell:
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """Everything section 5 asks of one window; latencies are conditional on completion."""
+    """Everything section 5 asks of one window; latencies are conditional on completion.
+
+    rates: of completed, errored, censored over what is judged of the server (client faults and cut
+    rows left out), of client_fault over scheduled; error_rates: the same by error class.
+    """
 
     name: str
     start_s: Seconds
@@ -196,6 +217,7 @@ class WindowReport:
     completed_per_s: float | None
     tokens_per_s: float | None
     rates: dict[str, float | None]
+    error_rates: dict[str, float | None]
     ttft_s: Distribution | None
     e2e_s: Distribution | None
     gaps_s: Gaps
@@ -209,16 +231,35 @@ def share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
+def _judged(counts: Counts) -> int:
+    """Scheduled, but for client faults and cut rows: what counts for or against the server."""
+    return counts.completed + counts.errored + counts.censored
+
+
 def goodput(frame: pd.DataFrame, ttft_ns: int, e2e_ns: int) -> float | None:
     """Good over scheduled (client faults and cut rows left out of both)."""
-    counts = count(frame)
-    judged = counts.completed + counts.errored + counts.censored
-    return share(float(good(frame, ttft_ns, e2e_ns).sum()), judged)
+    return share(float(good(frame, ttft_ns, e2e_ns).sum()), _judged(count(frame)))
+
+
+def _rates(counts: Counts) -> dict[str, float | None]:
+    whole = _judged(counts)
+    return {
+        "completed": share(counts.completed, whole),
+        "errored": share(counts.errored, whole),
+        "censored": share(counts.censored, whole),
+        "client_fault": share(counts.client_fault, counts.scheduled),
+    }
+
+
+def _tokens(done: pd.DataFrame) -> float | None:
+    """Tokens of completed requests; None where the server did not say how many they were."""
+    tokens = done["completion_tokens"]
+    return None if bool(tokens.isna().any()) else float(tokens.sum())
 
 
 def _grid(frame: pd.DataFrame) -> tuple[GoodputCell, ...]:
     return tuple(
-        GoodputCell(ttft, e2e, goodput(frame, ttft * 1_000_000, e2e * 1_000_000))
+        GoodputCell(ttft, e2e, goodput(frame, ttft * MS, e2e * MS))
         for ttft in GRID_TTFT_MS
         for e2e in GRID_E2E_MS
     )
@@ -238,10 +279,8 @@ def report_window(
     length = (window.end_ns - window.start_ns) / SECOND
     done = frame[frame["outcome"] == "completed"]
     passed = int(good(frame, ttft_ns, e2e_ns).sum())
-    rates = {
-        name: share(getattr(counts, name), counts.scheduled)
-        for name in ("completed", "errored", "censored", "client_fault")
-    }
+    tokens_done = _tokens(done)
+    by_class = counts.errored_by_class.items()
     return WindowReport(
         name=window.name,
         start_s=Seconds.of(window.start_ns),
@@ -249,12 +288,13 @@ def report_window(
         counts=counts,
         scheduled_per_s=share(counts.scheduled, length),
         completed_per_s=share(counts.completed, length),
-        tokens_per_s=share(float(done["completion_tokens"].fillna(0).sum()), length),
-        rates=rates,
+        tokens_per_s=None if tokens_done is None else share(tokens_done, length),
+        rates=_rates(counts),
+        error_rates={name: share(number, _judged(counts)) for name, number in by_class},
         ttft_s=distribution(_latencies(frame, "ttft_ns")),
         e2e_s=distribution(_latencies(frame, "e2e_ns")),
         gaps_s=gaps(frame, tokens),
-        goodput=goodput(frame, ttft_ns, e2e_ns),
+        goodput=share(passed, _judged(counts)),
         goodput_per_s=share(passed, length),
         goodput_grid=_grid(frame),
     )
@@ -285,14 +325,15 @@ def _mode_s(values: Ints, bin_ms: int) -> float | None:
 def modes(
     fault: pd.DataFrame, baseline: pd.DataFrame, ttft_ns: int, e2e_ns: int
 ) -> tuple[Mode, ...]:
-    """Modal TTFT and E2E of the fault window against the limits."""
+    """Modal TTFT and E2E of the fault window against each limit of the grid and the run's own."""
     found = []
-    for name, limit in (("ttft", ttft_ns), ("e2e", e2e_ns)):
+    for name, own_ns, grid in (("ttft", ttft_ns, GRID_TTFT_MS), ("e2e", e2e_ns, GRID_E2E_MS)):
         before = _latencies(baseline, f"{name}_ns")
         sd = float(np.std(before, ddof=1)) / SECOND if len(before) > 1 else None
         mode = _mode_s(_latencies(fault, f"{name}_ns"), MODE_BIN_MS[name])
-        near = None if mode is None or not sd else (limit / SECOND - mode) / sd
-        found.append(Mode(name, MODE_BIN_MS[name], mode, limit / SECOND, sd, near))
+        for limit_ns in sorted({own_ns, *(limit * MS for limit in grid)}):
+            near = None if mode is None or not sd else (limit_ns / SECOND - mode) / sd
+            found.append(Mode(name, MODE_BIN_MS[name], mode, Seconds.of(limit_ns), sd, near))
     return tuple(found)
 
 

@@ -44,7 +44,7 @@ class Canary:
             said, _ = self._process.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
             return None
         with contextlib.suppress(ValueError):
             return dict(json.loads(said))

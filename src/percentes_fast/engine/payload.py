@@ -25,7 +25,15 @@ PREFIX_MARK = "\x00prefix\x00"  # no JSON text holds a raw NUL: it is found agai
 INDEX_DIGITS = 9
 WORD = "tok "
 API_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-OWN_HEADERS = ("host", "content-length", "transfer-encoding", "connection", "x-request-id")
+OWN_HEADERS = (
+    "host",
+    "content-length",
+    "content-type",
+    "transfer-encoding",
+    "connection",
+    "x-request-id",
+)
+DEFAULT_HEADERS = {"User-Agent": "percentes-fast", "Accept": "*/*"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,10 @@ def body(config: Config, template: Template) -> bytes:
         prompt["ignore_eos"] = True
     if config.target.usage:
         prompt["stream_options"] = {"include_usage": True}
-    return orjson.dumps(_merged(prompt, config.target.extra_body))
+    try:
+        return orjson.dumps(_merged(prompt, config.target.extra_body))
+    except TypeError as exc:
+        raise ConfigError(f"target.extra_body: {exc}; give values that JSON can hold") from exc
 
 
 def _merged(into: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,16 +121,16 @@ def _canary_shape(config: Config, host: str) -> _Shape:
 
 
 def _head(config: Config, method: str, path: str, host: str) -> bytes:
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        f"Host: {host}",
-        "User-Agent: percentes-fast",
-        "Accept: */*",
-    ]
-    for name, value in config.target.headers.items():
+    given = config.target.headers
+    names = [name.lower() for name in given]
+    for name in given:
         if name.lower() in OWN_HEADERS:
             raise ConfigError(f"target.headers: {name} is set by the client itself; drop it")
-        lines.append(f"{name}: {value}")
+        if names.count(name.lower()) > 1:
+            raise ConfigError(f"target.headers: {name} is given twice; keep one")
+    headers = {k: v for k, v in DEFAULT_HEADERS.items() if k.lower() not in names} | given
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\nX-Request-Id: ").encode()
 
 

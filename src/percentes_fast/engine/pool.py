@@ -88,21 +88,6 @@ class Worker:
     slab: slabs.Slab
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def facts(self) -> dict[str, Any]:
-        """How it ended, for the manifest."""
-        words = ("tokens_lost", "seconds_lost", "messages_lost", "names_lost", "dials", "reuses")
-        more = ("closed_while_idle", "stamps_refused", "stamps_unmatched", "in_flight_max")
-        stopped = self.slab.word("stopped_ns")
-        return {
-            "worker": self.number,
-            "exit_status": self.process.poll(),
-            "ended": self.slab.word("state") == slabs.STATE_ENDED,
-            "stopped_ns": None if stopped < 0 else stopped,
-            "heartbeat_ns": self.slab.word("heartbeat_ns"),
-            **{word: self.slab.word(word) for word in words + more},
-            **self.settings,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -143,6 +128,7 @@ class Pool:
         for worker in self.workers:
             worker.process.kill()
             worker.process.wait()
+            _close_output(worker)
 
     def remove_slabs(self) -> None:
         """Deletes the slab files: their records are in the run directory now."""
@@ -154,7 +140,8 @@ def slab_size(config: Config, schedule: Schedule, rows: np.ndarray[Any, Any]) ->
     """Size of the slab for the given rows: a token time for every token asked for, and spares."""
     tokens_of = np.array([template.max_tokens for template in schedule.templates], np.int64)
     tokens = int(tokens_of[schedule.template[rows]].sum()) + 4 * len(rows) + SPARE_TOKENS
-    longest = max(config.load.timeout_s, config.probe.timeout_s, config.canary.timeout_s)
+    sections = (config.load, config.probe, config.canary, config.health)
+    longest = max(section.timeout_s for section in sections)
     seconds = math.ceil(config.duration_s + longest) + 60
     return slabs.SlabSize(len(rows), tokens, seconds, min(len(rows), MESSAGE_SLOTS))
 
@@ -281,9 +268,15 @@ def _spawn(job: dict[str, Any], heads_fd: int) -> subprocess.Popen[str]:
     return process
 
 
+def _close_output(worker: Worker) -> None:
+    if worker.process.stdout is not None:
+        worker.process.stdout.close()
+
+
 def _await_ready(worker: Worker) -> None:
     assert worker.process.stdout is not None
     line = worker.process.stdout.readline()
+    _close_output(worker)  # it says nothing after this line
     said = json.loads(line) if line else {"error": f"exit status {worker.process.wait()}"}
     if "error" in said:
         raise ClientError(f"worker {worker.number}: did not start: {said['error']}")

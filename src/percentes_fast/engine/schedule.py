@@ -28,6 +28,7 @@ TARGET_NAMES = ("server", "canary")
 FIRST_OF_KIND_S = {Kind.PROBE: 0.05, Kind.CANARY: 0.15, Kind.HEALTH: 0.30}
 PROBE_PROMPT_TOKENS = 1
 PROBE_MAX_TOKENS = 1
+MAX_TOKENS = 1_000_000  # of one request, as in the configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +188,11 @@ def _trace(config: Config, duration_ns: int) -> _Part:
 def _read_trace(path: Path, config: Config) -> Iterator[tuple[int, int, int]]:
     """(intended_ns, prompt_tokens, max_tokens) a line of a .csv (with a header) or .jsonl file."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines: Any = map(json.loads, file) if path.suffix == ".jsonl" else csv.DictReader(file)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines: Any = file if path.suffix == ".jsonl" else csv.DictReader(file)
             for number, line in enumerate(lines, 1):
-                yield _trace_row(path, number, line, config)
+                if line != "\n":
+                    yield _trace_row(path, number, line, config)
     except OSError as exc:
         raise ConfigError(f"trace {path}: {exc.strerror}; name a readable file") from exc
     except (ValueError, csv.Error) as exc:
@@ -199,14 +201,25 @@ def _read_trace(path: Path, config: Config) -> Iterator[tuple[int, int, int]]:
 
 def _trace_row(path: Path, number: int, line: Any, config: Config) -> tuple[int, int, int]:
     where = f"trace {path} row {number}"
-    if not isinstance(line, dict) or "time_s" not in line:
+    try:
+        fields = json.loads(line) if isinstance(line, str) else line
+    except ValueError as exc:
+        raise ConfigError(f"{where}: {exc}; write one JSON object a line") from exc
+    if not isinstance(fields, dict) or "time_s" not in fields:
         raise ConfigError(f"{where}: no time_s; give every send a time_s in seconds")
     try:
-        time_ns = seconds_ns(float(line["time_s"]))
-        prompt = int(line.get("prompt_tokens") or config.load.prompt_tokens)
-        tokens = int(line.get("max_tokens") or config.load.max_tokens)
-    except (TypeError, ValueError) as exc:
+        time_ns = seconds_ns(float(fields["time_s"]))
+        prompt = _size(fields.get("prompt_tokens"), config.load.prompt_tokens)
+        tokens = _size(fields.get("max_tokens"), config.load.max_tokens)
+    except (TypeError, ValueError, ConfigError) as exc:
         raise ConfigError(f"{where}: {exc}; use numbers") from exc
-    if time_ns < 0 or prompt < 1 or tokens < 1:
-        raise ConfigError(f"{where}: a negative time or an empty size; use positive numbers")
+    if time_ns < 0 or not (1 <= prompt <= MAX_TOKENS and 1 <= tokens <= MAX_TOKENS):
+        raise ConfigError(
+            f"{where}: a negative time, or a size outside 1 to {MAX_TOKENS}; mend the row"
+        )
     return time_ns, prompt, tokens
+
+
+def _size(given: Any, otherwise: int) -> int:
+    """A whole number of tokens; left out (or an empty cell) it is the configuration's."""
+    return otherwise if given is None or given == "" else int(str(given))

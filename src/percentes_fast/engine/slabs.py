@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from percentes_fast import schema
-from percentes_fast.errors import ClientError, NativeMissingError
-
-try:
-    from percentes_fast import _native
-except ImportError as exc:
-    raise NativeMissingError(
-        "the compiled core is not installed: measuring needs Linux and a C compiler at install"
-        f" time ({exc}); analyze, report and audit work without it"
-    ) from exc
+from percentes_fast import _native, schema
+from percentes_fast.errors import ClientError
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "percentes-fast-"
@@ -124,7 +116,10 @@ class Slab:
 def create(path: Path, size: SlabSize, worker: int) -> Slab:
     """Preallocates and formats a slab file. Raises ClientError where there is no room for it."""
     check_layout()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as exc:
+        raise ClientError(f"slab {path}: {exc.strerror}; choose another --out") from exc
     try:
         os.posix_fallocate(fd, 0, size.bytes)
         with mmap.mmap(fd, size.bytes, flags=mmap.MAP_SHARED) as mapped:

@@ -38,6 +38,7 @@ def main() -> int:
         settings = _settle_in(job)
         slab = slabs.Slab(Path(job["slab"]))
         engine = _engine(job, slab, settings["descriptors"])
+        _try(settings["refused"], "memory lock", _lock_memory)
         print(json.dumps(settings), flush=True)
         slab.set_word("pid", os.getpid())
         slab.set_word("state", slabs.STATE_READY)
@@ -59,9 +60,7 @@ def _settle_in(job: dict[str, Any]) -> dict[str, Any]:
     if real_time:
         priority = os.sched_param(REAL_TIME_PRIORITY)
         _try(refused, "SCHED_FIFO", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, priority))
-    libc = ctypes.CDLL(None, use_errno=True)
-    _try(refused, "timer slack", lambda: _call(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)))
-    _try(refused, "memory lock", lambda: _call(libc.mlockall(MCL_CURRENT | MCL_FUTURE)))
+    _try(refused, "timer slack", lambda: _call(_libc().prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)))
     return {
         "core": job["core"],
         "scheduler": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
@@ -75,6 +74,17 @@ def _try(refused: list[str], name: str, action: Any) -> None:
         action()
     except OSError as exc:
         refused.append(f"{name}: {exc.strerror}")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _lock_memory() -> None:
+    """Comes last: under a low limit it is refused, where a lock on memory to come would make the
+    slab's mapping fail.
+    """
+    _call(_libc().mlockall(MCL_CURRENT | MCL_FUTURE))
 
 
 def _call(result: int) -> None:

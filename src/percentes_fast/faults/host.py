@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -54,10 +55,10 @@ def group_members(group: int) -> tuple[Identity, ...]:
 class LocalProcess:
     """A process of this machine, identified and held by a pidfd."""
 
-    def __init__(self, pid: int, signal: int, *, group: bool) -> None:
-        """Arms `signal` for the process, or for its whole group. Raises FaultError."""
+    def __init__(self, pid: int, number: int, *, group: bool) -> None:
+        """Arms signal `number` for the process, or for its whole group. Raises FaultError."""
         self.identity = identify(pid)
-        self._signal, self._group = signal, group
+        self._signal, self._group = number, group
         if group and self.identity.group == os.getpgrp():
             raise FaultError(
                 f"pid {pid}: is in this program's own process group; start the server in a session"
@@ -67,16 +68,22 @@ class LocalProcess:
             self._pidfd = _native.pidfd_open(pid)
         except OSError as exc:
             raise FaultError(f"pid {pid}: {exc.strerror}; it cannot be held by a pidfd") from exc
-        self._check_permission()
+        try:
+            self._check_permission()
+        except FaultError:
+            self.undo()
+            raise
 
     def _check_permission(self) -> None:
+        pid = self.identity.pid
         try:
-            os.kill(self.identity.pid, 0)
+            signal.pidfd_send_signal(self._pidfd, 0)
         except PermissionError as exc:
-            pid = self.identity.pid
             raise FaultError(
                 f"pid {pid}: may not be signalled by this user; use its owner"
             ) from exc
+        except OSError as exc:
+            raise FaultError(f"pid {pid}: {exc.strerror}; give a running server's pid") from exc
 
     def check(self) -> None:
         """The same process still? Raises FaultError."""

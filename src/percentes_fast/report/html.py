@@ -1,4 +1,4 @@
-"""The Summary as one self-contained page with its figure.
+"""The Summary as one self-contained page with its figures.
 
 Never: computes a figure, or loads anything from elsewhere. Plan: a template beside this file.
 """
@@ -13,7 +13,7 @@ import jinja2
 
 from percentes_fast.analysis.summary import Points, Summary
 from percentes_fast.report import text
-from percentes_fast.report.plots import timeline_png
+from percentes_fast.report.plots import incidence_png, timeline_png
 
 COLOURS = {"VALID": "#00664f", "INVALID": "#a03000", "PARTIAL": "#7a5a00"}
 
@@ -32,9 +32,14 @@ def render(summary: Summary, points: Points) -> str:
         headline=headline,
         colour=COLOURS[state],
         facts=_facts(summary),
-        figure=base64.b64encode(timeline_png(summary, points)).decode("ascii"),
+        figure=_embedded(timeline_png(summary, points)),
+        curves=_embedded(incidence_png(summary)),
         text=text.render(summary),
     )
+
+
+def _embedded(png: bytes | None) -> str | None:
+    return None if png is None else base64.b64encode(png).decode("ascii")
 
 
 def _facts(summary: Summary) -> list[dict[str, Any]]:
@@ -48,10 +53,10 @@ def _facts(summary: Summary) -> list[dict[str, Any]]:
     ]
     if summary.fault is not None:
         facts += [
-            ("outage", text.seconds(summary.outage_s)),
+            ("outage", text.outage(summary)),
             ("in flight at the kill, lost (compat rule)", _loss(summary)),
             ("recovered to the pre-fault baseline after", text.seconds(summary.ttr_pre_fault_s, 0)),
-            ("kill known to within", "+- " + text.micros(summary.fire_uncertainty_s)),
+            ("kill known to within (+-)", text.micros(summary.fire_uncertainty_s)),
         ]
     return [{"name": name, "value": value} for name, value in facts]
 

@@ -1,8 +1,9 @@
-"""The figure: every request as a point, the kill, replica-ready, the windows; goodput under it.
+"""The figures: every request as a point over the run's time; completion incidence by window.
 
-Never: computes a figure of its own, or leaves a request out.
-Plan: two axes over the run's time: scheduled send by latency, coloured by outcome; goodput per
-second. PNG bytes, drawn without a display.
+Never: computes a figure of its own, or leaves a request out without saying how many.
+Plan: the timeline has two axes: scheduled send by latency, coloured by outcome, with the kill,
+replica-ready and the windows; goodput per second. The curves are drawn where section 5 of the
+contract wants them beside percentiles. PNG bytes, drawn without a display.
 """
 
 from __future__ import annotations
@@ -38,6 +39,34 @@ def timeline_png(summary: Summary, points: Points) -> bytes:
     top.set_title("Every request: scheduled send by time to its end", loc="left", fontsize=11)
     handles, labels = top.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    return _png(figure)
+
+
+def incidence_png(summary: Summary) -> bytes | None:
+    """Incidence curves of the windows that need them; None where none does."""
+    needed = {n: c for n, c in summary.incidence.items() if c.needed_beside_percentiles}
+    if not needed:
+        return None
+    figure = Figure(figsize=(11, 3.6), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    for name, curve in needed.items():
+        cif, lower, upper = (
+            np.array(values, float) for values in (curve.cif, curve.lower, curve.upper)
+        )
+        (line,) = axes.step(curve.time_s, cif, where="post", label=f"{name} (n = {curve.n})")
+        axes.fill_between(
+            curve.time_s, lower, upper, step="post", alpha=0.15, color=line.get_color()
+        )
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("seconds since the scheduled send")
+    axes.set_ylabel("completed, of all scheduled")
+    axes.grid(True, alpha=0.25)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9, frameon=False)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
@@ -56,6 +85,9 @@ def _points(axes: Any, points: Points) -> None:
                 linewidths=0.9,
                 label=f"{outcome} ({int(rows.sum())})",
             )
+    undrawn = int((np.isnan(points.latency_s) & (points.outcome != "cut")).sum())
+    if undrawn:
+        axes.plot([], [], " ", label=f"never sent, not drawn ({undrawn})")
     axes.set_yscale("log")
     axes.set_ylabel("seconds from scheduled send to end")
     axes.grid(True, alpha=0.25)

@@ -6,13 +6,14 @@ Plan: a verdict, what the clients saw, the outage and its moments, windows, reco
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from percentes_fast.analysis.summary import Summary
+from percentes_fast.analysis.summary import IncidenceReport, Summary
 from percentes_fast.analysis.windows import WindowReport
 
-WIDTH = 98
+WIDTH = 110
 UNKNOWN = "n/a"
 
 
@@ -43,20 +44,38 @@ def verdict(summary: Summary) -> str:
     state = "PARTIAL" if summary.partial else "VALID" if summary.valid else "INVALID"
     if summary.fault is None:
         return f"{state}: load only, no fault"
-    if summary.outage_s is not None:
-        return f"{state}: served again {summary.outage_s:.3f} s after the {summary.fault.kind}"
+    if summary.outage is not None and summary.outage_s is not None:
+        return (
+            f"{state}: served again {summary.outage_s:.3f} s after the {summary.fault.kind}"
+            f"{resolution(summary.outage.resolution_s)}"
+        )
     return f"{state}: {_no_outage(summary)}"
 
 
 def _no_outage(summary: Summary) -> str:
     if summary.outage is None:
-        return "no outage: the fault was not fired"
-    bounds = summary.outage.interval_s
-    why = summary.outage.reason or "unknown"
-    if bounds is None:
-        return f"outage not known: {why}"
-    hi = "" if bounds[1] is None else f" and at most {bounds[1]:.3f} s"
-    return f"outage at least {bounds[0]:.3f} s{hi}: {why}"
+        return "no outage: the fault was not done"
+    known = resolution(summary.outage.resolution_s)
+    return f"outage {outage(summary)}{known}: {summary.outage.reason}"
+
+
+def outage(summary: Summary) -> str:
+    """The outage: a point, an interval, or n/a."""
+    gone = summary.outage
+    return UNKNOWN if gone is None else moment(gone.outage_s, gone.interval_s)
+
+
+def resolution(value: float | None) -> str:
+    """How finely a moment is known, or nothing."""
+    return "" if value is None else f" (resolution {seconds(value)})"
+
+
+def moment(at_s: float | None, interval_s: tuple[float, float | None] | None) -> str:
+    """A moment: a point, what bounds it, or n/a."""
+    if at_s is not None or interval_s is None:
+        return seconds(at_s)
+    lo, hi = interval_s
+    return f"at least {seconds(lo)}" if hi is None else f"from {seconds(lo)} to {seconds(hi)}"
 
 
 def render(summary: Summary) -> str:
@@ -80,7 +99,13 @@ def render(summary: Summary) -> str:
         if rows:
             lines += ["", title, "-" * len(title), *rows]
     lines += ["", _origin(summary)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(part for line in lines for part in _folded(line.rstrip())) + "\n"
+
+
+def _folded(line: str) -> list[str]:
+    if len(line) <= WIDTH:
+        return [line]
+    return textwrap.wrap(line, WIDTH, subsequent_indent="      ", break_on_hyphens=False)
 
 
 def _origin(summary: Summary) -> str:
@@ -92,11 +117,14 @@ def _origin(summary: Summary) -> str:
 
 
 def _clients(summary: Summary) -> Iterator[str]:
-    yield f"{'kind':8} {'scheduled':>9} {'completed':>9} {'errored':>8} {'censored':>8}  by class"
+    yield (
+        f"{'kind':8} {'scheduled':>9} {'completed':>9} {'errored':>8} {'censored':>8}"
+        f" {'client fault':>12}  by class"
+    )
     for kind, counts in sorted(summary.counts_by_kind.items()):
         yield (
             f"{kind:8} {counts.scheduled:9} {counts.completed:9} {counts.errored:8}"
-            f" {counts.censored:8}  {classes(counts.errored_by_class)}"
+            f" {counts.censored:8} {counts.client_fault:12}  {classes(counts.errored_by_class)}"
         )
     cut = summary.counts.cut
     if cut:
@@ -114,27 +142,26 @@ def _outage(summary: Summary) -> Iterator[str]:
     fault, gone = summary.fault, summary.outage
     if fault is None:
         return
-    landed = "landed" if fault.landed else "did NOT land"
-    yield (
-        f"{fault.kind} planned at {seconds(fault.planned_s)}, fired at {seconds(fault.fire_s, 6)}"
-        f" (+- {micros(summary.fire_uncertainty_s)}), {landed};"
-        f" the process was gone {micros(fault.gone_after_s)} later"
-    )
+    if fault.fire_s is None:
+        yield f"{fault.kind} planned at {seconds(fault.planned_s)}, not done"
+    else:
+        landed = f"landed: the process was gone {micros(fault.gone_after_s)} later"
+        yield (
+            f"{fault.kind} planned at {seconds(fault.planned_s)}, fired at"
+            f" {seconds(fault.fire_s, 6)} (+- {micros(summary.fire_uncertainty_s)}),"
+            f" {landed if fault.landed else 'did NOT land'}"
+        )
     if gone is None:
         return
-    for moment in (
+    for each in (
         gone.port_answers,
         gone.health_200,
         gone.first_served_token,
         gone.goodput_restored,
     ):
-        shown = seconds(moment.at_s)
-        if moment.at_s is None and moment.interval_s is not None:
-            lo, hi = moment.interval_s
-            shown = f"from {seconds(lo)} to {seconds(hi) if hi is not None else '?'}"
-        extra = f"  (resolution {seconds(moment.resolution_s)})" if moment.resolution_s else ""
-        reason = f"  {moment.reason}" if moment.reason else ""
-        yield f"{moment.name.replace('_', ' '):20} {shown}{extra}{reason}"
+        shown = moment(each.at_s, each.interval_s) + resolution(each.resolution_s)
+        reason = f": {each.reason}" if each.reason else ""
+        yield f"{each.name.replace('_', ' '):20} {shown}{reason}"
 
 
 def _in_flight(summary: Summary) -> Iterator[str]:
@@ -142,7 +169,7 @@ def _in_flight(summary: Summary) -> Iterator[str]:
         return
     yield (
         f"{'rule':8} {'caught':>6} {'sure':>6} {'errored':>8} {'completed':>9} {'censored':>8}"
-        f" {'unsure':>6}  {'zone':>10}  by class"
+        f" {'unsure':>6}  {'zone':>10}  by class (of the caught)"
     )
     for table in summary.in_flight:
         sure = table.determinate
@@ -161,7 +188,10 @@ def _windows(summary: Summary) -> Iterator[str]:
         f" {'TTFT p50':>9} {'p99':>8} {'E2E p50':>9} {'p99':>8}"
     )
     for window in summary.windows:
-        yield _window(window)
+        mark = "  *" if summary.incidence[window.name].needed_beside_percentiles else ""
+        yield _window(window) + mark
+    if any(curve.needed_beside_percentiles for curve in summary.incidence.values()):
+        yield "* over 5 % errored or censored: read its completion incidence beside the percentiles"
 
 
 def _window(window: WindowReport) -> str:
@@ -178,17 +208,27 @@ def _window(window: WindowReport) -> str:
 
 
 def _incidence(summary: Summary) -> Iterator[str]:
-    yield f"{'window':16} {'n':>6} {'p50':>12} {'p95':>12} {'p99':>12}"
-    for name, curve in summary.incidence.items():
-        if not curve.needed_beside_percentiles and name != "fault":
-            continue
-        shown = [
-            seconds(curve.quantiles_s[q])
-            if curve.quantiles_s[q] is not None
-            else curve.quantile_reasons.get(q, UNKNOWN)
-            for q in ("p50", "p95", "p99")
-        ]
-        yield f"{name:16} {curve.n:6} " + " ".join(f"{text:>18}" for text in shown)
+    shown = {
+        name: curve
+        for name, curve in summary.incidence.items()
+        if curve.needed_beside_percentiles or name == "fault"
+    }
+    if shown:
+        by = f"by {next(iter(shown.values())).time_s[-1]:g} s (95 % band)"
+        yield f"{'window':15} {'n':>6} {'p50':>18} {'p95':>18} {'p99':>18}  {by:>23}"
+    for name, curve in shown.items():
+        yield f"{name:15} {curve.n:6} {_curve(curve)}"
+
+
+def _curve(curve: IncidenceReport) -> str:
+    quantiles = []
+    for q in ("p50", "p95", "p99"):
+        value = curve.quantiles_s[q]
+        quantiles.append(seconds(value) if value is not None else curve.quantile_reasons[q])
+    lower, upper = curve.lower[-1], curve.upper[-1]
+    band = "" if lower is None or upper is None else f", {lower:.1%} to {upper:.1%}"
+    reached = percent(curve.cif[-1]) + band
+    return " ".join(f"{text:>18}" for text in quantiles) + f"  {reached:>23}"
 
 
 def _recovery(summary: Summary) -> Iterator[str]:
@@ -198,15 +238,16 @@ def _recovery(summary: Summary) -> Iterator[str]:
     rows = [("pre-fault baseline", found.pre_fault), ("degraded plateau", found.degraded_plateau)]
     rows += [(f"component {name}", report) for name, report in found.components.items()]
     for name, report in rows:
-        ttr = f"{report.ttr_s} s" if report.ttr_s is not None else f"n/a: {report.reason}"
-        yield f"{name:20} baseline {percent(report.baseline):>8}   recovered after {ttr}"
+        ttr = report.reason if report.ttr_s is None else f"recovered after {report.ttr_s} s"
+        yield f"{name:20} baseline {percent(report.baseline):>8}   {ttr}"
     lost = found.deficit_goodput_s
     shown = UNKNOWN if lost is None else f"{lost:.2f}"
     yield f"goodput lost until recovery: {shown} goodput-seconds"
-    times = {row.ttr_s for row in found.sensitivity}
-    known = sorted(time for time in times if time is not None)
-    span = f"{known[0]} to {known[-1]} s" if known else "none"
-    yield f"over 27 other settings of the detector: {span}{', some none' if None in times else ''}"
+    known = [row.ttr_s for row in found.sensitivity if row.ttr_s is not None]
+    settings = len(found.sensitivity)
+    span = f"{min(known)} to {max(known)} s" if known else "none recovers"
+    rest = f", {settings - len(known)} do not recover" if 0 < len(known) < settings else ""
+    yield f"over {settings} settings of the detector: {span}{rest}"
 
 
 def _gates(summary: Summary) -> Iterator[str]:
@@ -227,13 +268,17 @@ def _client(summary: Summary) -> Iterator[str]:
                 f"{name:20} p50 {micros(found.p50)}, p99 {micros(found.p99)},"
                 f" max {micros(found.max)} (n = {found.n})"
             )
+    for worker in own.workers:
+        lost = ", ".join(f"{name} {number}" for name, number in worker.lost.items() if number)
+        if lost:
+            yield f"worker {worker.worker}: {lost}"
     for step in own.wall_steps:
         yield f"the wall clock stepped by {seconds(step.size_s, 6)} at {seconds(step.at_s)}"
     for name, path in summary.receive_path.items():
         canary = path.canary
         if canary and name in ("baseline", "fault") and canary.event_lag_p99_us is not None:
             yield (
-                f"canary {name:13} TTFT +{canary.ttft_dev_p50_us:.0f} us p50,"
+                f"canary {name:13} TTFT {canary.ttft_dev_p50_us:+.0f} us p50,"
                 f" event lag {canary.event_lag_p99_us:.0f} us p99,"
                 f" {canary.event_lag_max_us:.0f} us max ({canary.streams} streams)"
             )

@@ -52,9 +52,11 @@ class Supervised:
         )
         job = {"command": list(command), "log": str(log), "cores": cores and list(cores)}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        threading.Thread(target=self._pump, daemon=True).start()
+        with suppress(BrokenPipeError):  # it is gone already: no event will come
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+        self._pumping = threading.Thread(target=self._pump, daemon=True)
+        self._pumping.start()
         first = self._next_event(10.0)
         if first.get("event") != "started":
             self.stop()
@@ -68,8 +70,9 @@ class Supervised:
 
     def _pump(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._events.put(json.loads(line))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._events.put(json.loads(line))
         self._events.put(None)
 
     def _next_event(self, timeout_s: float) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class Supervised:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._pumping.join()
 
 
 def split_command(text: str) -> list[str]:
@@ -145,8 +149,13 @@ class _Supervisor:
     def _watch_parent(self) -> None:
         sys.stdin.buffer.read()
         self._stopping.set()
+        self._signal_group(signal.SIGTERM)
+        time.sleep(STOP_GRACE_S)  # a server that ignores it, or is stopped, still holds os.wait
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGTERM)
+            os.killpg(self._pid, number)
 
     def _start(self) -> bool:
         try:
@@ -170,23 +179,24 @@ class _Supervisor:
 
     def _event(self, event: str, **facts: Any) -> None:
         fact = {"event": event, **facts}
-        self._write([f"{time.monotonic_ns()} s {json.dumps(fact)}\n".encode()])
+        self._write(b"s", [json.dumps(fact).encode()])
         with suppress(OSError):
             print(json.dumps(fact), flush=True)
 
-    def _write(self, lines: list[bytes]) -> None:
+    def _write(self, kind: bytes, lines: list[bytes]) -> None:
+        """Stamps under the lock: two threads' lines stand in the order of their times."""
         with self._lock, suppress(OSError):  # a full disk costs log lines, not the server
-            self._log.write(b"".join(lines))
+            start = b"%d %s " % (time.monotonic_ns(), kind)
+            self._log.write(b"".join(start + line + b"\n" for line in lines))
 
     def _stamp(self, fd: int, _server: subprocess.Popen[bytes]) -> None:
         """Each line gets the time of the read that brought its end."""
         pending = b""
         while data := os.read(fd, 65_536):
-            now = b"%d o " % time.monotonic_ns()
             *lines, pending = (pending + data).split(b"\n")
-            self._write([now + line + b"\n" for line in lines])
+            self._write(b"o", lines)
         if pending:
-            self._write([b"%d o %s\n" % (time.monotonic_ns(), pending)])
+            self._write(b"o", [pending])
 
     def _reap_one(self) -> None:
         try:
@@ -201,15 +211,14 @@ class _Supervisor:
         self._event("exited", pid=pid, status=code)
         if time.monotonic() - self._started_at < QUICK_EXIT_S:
             self._stopping.wait(PAUSE_S)
-        if not self._stopping.is_set() and not self._start():
+        while not self._stopping.is_set() and not self._start():
             self._stopping.wait(PAUSE_S)
 
     def _end_all(self) -> None:
         """SIGTERM went to the group; what is still there after the grace is killed."""
         deadline = time.monotonic() + STOP_GRACE_S
         while time.monotonic() < deadline and self._reap():
-            with suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGTERM)
+            self._signal_group(signal.SIGTERM)
             time.sleep(0.02)
         while (children := self._reap()) and time.monotonic() < deadline + STOP_GRACE_S:
             for pid in children:
@@ -228,7 +237,6 @@ class _Supervisor:
 
 def main() -> int:
     """The supervisor process: one job line on stdin, then its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = json.loads(sys.stdin.buffer.readline())
     return _Supervisor(job).run()
 
