@@ -130,6 +130,7 @@ class _Supervisor:
         self._log = Path(job["log"]).open("ab", buffering=0)  # noqa: SIM115 (lives with us)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._servers: list[subprocess.Popen[bytes]] = []  # kept: one let go of would be reaped
         self._pid = 0
         self._started_at = 0.0
 
@@ -169,12 +170,11 @@ class _Supervisor:
         except OSError as exc:
             self._event("failed", reason=exc.strerror)
             return False
+        self._servers.append(server)
         self._pid, self._started_at = server.pid, time.monotonic()
         self._event("started", pid=server.pid, group=server.pid)
         assert server.stdout is not None
-        threading.Thread(
-            target=self._stamp, args=(server.stdout.fileno(), server), daemon=True
-        ).start()
+        threading.Thread(target=self._stamp, args=(server.stdout.fileno(),), daemon=True).start()
         return True
 
     def _event(self, event: str, **facts: Any) -> None:
@@ -189,7 +189,7 @@ class _Supervisor:
             start = b"%d %s " % (time.monotonic_ns(), kind)
             self._log.write(b"".join(start + line + b"\n" for line in lines))
 
-    def _stamp(self, fd: int, _server: subprocess.Popen[bytes]) -> None:
+    def _stamp(self, fd: int) -> None:
         """Each line gets the time of the read that brought its end."""
         pending = b""
         while data := os.read(fd, 65_536):
