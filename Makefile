@@ -20,9 +20,17 @@ test: $(VENV)/installed-test lint
 test-quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m "not real and not slow"
 
+# 3.5 GB the first time; LLAMA_SERVER=/path/to/llama-server adds llama.cpp
 test-real: $(VENV)/installed-test
 	tests/real/install_vllm.sh
-	$(BIN)/python -m pytest -m real tests/real
+	test -f .real/model/config.json || .real/venv/bin/python tests/real/toy_model.py
+	test -z "$(LLAMA_SERVER)" || test -f .real/tiny.gguf || $(MAKE) .real/tiny.gguf
+	$(BIN)/python -m pytest -m real -s tests/real
+
+.real/tiny.gguf:
+	test -d .real/gguf || $(PYTHON) -m venv .real/gguf
+	.real/gguf/bin/python -m pip install -q gguf
+	.real/gguf/bin/python tests/real/toy_gguf.py
 
 # the oldest versions that pyproject.toml promises, in an environment of their own
 test-lower:

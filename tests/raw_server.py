@@ -291,3 +291,15 @@ class Bench:
             if time.monotonic() > deadline:
                 raise TimeoutError("the engine did not write what the script waits for")
             time.sleep(0.001)
+
+
+def ask(path: Path, script: Script, row: Row | None = None, **options: Any) -> Ran:
+    """One row against one script."""
+    with raw_server(script) as server:
+        return Bench(path, row or Row()).run(server.port, **options)[0]
+
+
+def fin(peer: Peer) -> None:
+    """Ends the server's side and waits for the client's."""
+    peer.sock.shutdown(socket.SHUT_WR)
+    peer.await_close()

@@ -1,8 +1,8 @@
 """Run directories made from tables, with answers that can be worked out by hand.
 
 Never: sends a request, reads a clock, or asserts anything.
-Plan: `row` makes one record; `story` is a whole run: 2 s of warm-up, a kill at 10 s, a server that is
-back at 14 s, the end at 32 s. A test changes rows or facts, then `write` makes the directory.
+Plan: `row` makes one record; `story` is a whole run: 2 s of warm-up, a kill at 10 s, a server that
+is back at 14 s, the end at 32 s. A test changes rows or facts, then `write` makes the directory.
 """
 
 from __future__ import annotations
@@ -141,7 +141,11 @@ def the_fault(**changed: Any) -> dict[str, Any]:
     """fault.json of the story's kill."""
     fire = {"before_ns": BEFORE, "after_ns": AFTER, "errno": 0}
     found = {"kind": "kill", "signal": 9, "planned_ns": PLANNED, "armed": {}, "same_clock": True}
-    found |= {"fire": fire, "error": None, "evidence": {"gone_ns": 10 * S + 3 * MS, "survivors": []}}
+    found |= {
+        "fire": fire,
+        "error": None,
+        "evidence": {"gone_ns": 10 * S + 3 * MS, "survivors": []},
+    }
     return found | changed
 
 

@@ -51,7 +51,7 @@ def test_null_is_the_least_of_its_width() -> None:
 
 def test_causes_are_those_of_the_header() -> None:
     assert codes("PF_CAUSE_") == {cause.name: cause.value for cause in schema.Cause}
-    assert schema.CAUSE_NAMES == tuple(cause.name.lower() for cause in sorted(schema.Cause))
+    assert tuple(cause.name.lower() for cause in sorted(schema.Cause)) == schema.CAUSE_NAMES
 
 
 def test_kinds_are_those_of_the_header() -> None:

@@ -59,7 +59,9 @@ def test_every_cause_has_the_state_of_the_contract(cause: str) -> None:
     assert state([served("load", S, MS, 2 * MS, cause=cause)]) == [STATES[cause]]
 
 
-@pytest.mark.parametrize("finish", ["stop", "length", "tool_calls", "function_call", "content_filter"])
+@pytest.mark.parametrize(
+    "finish", ["stop", "length", "tool_calls", "function_call", "content_filter"]
+)
 def test_good_finish_reasons(finish: str) -> None:
     assert state([served("load", S, MS, 2 * MS, finish_reason=finish)]) == ["completed"]
 

@@ -253,11 +253,14 @@ def _check_phases(config: Config) -> None:
     phases = config.phases
     if phases.duration_s is not None and "recovery_s" in phases.model_fields_set:
         raise ValueError(
-            "phases: give duration_s (--duration) or recovery_s (--recovery), not both"
+            "phases: duration_s (--duration) and recovery_s (--recovery) are both given; keep one"
         )
     if config.fault.kind == "none":
         if phases.warmup_s >= config.duration_s - phases.cooldown_s:
-            raise ValueError("phases.warmup_s (--warmup): leaves no time before the cool-down")
+            raise ValueError(
+                "phases.warmup_s (--warmup): leaves no time before the cool-down; shorten it, or"
+                " lengthen --duration"
+            )
         return
     if phases.kill_at_s >= config.duration_s:
         raise ValueError(

@@ -60,7 +60,7 @@ def _unseen(name: str, succeeded: pd.DataFrame, fire_ns: int, what: str) -> Mome
     if len(after) == 0:
         return _absent(name, f"no {what} sent after the fire had ended")
     hi = Seconds.of(int(after["end_ns"].min()) - fire_ns)
-    reason = f"no {what} failed after the fire: it was back before the next one saw it"
+    reason = f"no {what} failed: it was back before the next one was sent"
     return Moment(name, None, (Seconds(0.0), hi), hi, reason, None)
 
 

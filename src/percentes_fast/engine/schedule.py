@@ -125,7 +125,7 @@ def arrivals(config: Config, duration_ns: int) -> NDArray[np.int64]:
         times = np.arange(count) / rate
     else:
         times = np.cumsum(_gaps(config, duration * rate))
-    nanos = np.rint(times * 1e9).astype(np.int64)
+    nanos = np.rint(times[times <= duration] * 1e9).astype(np.int64)  # what is beyond may not fit
     return nanos[nanos < duration_ns]
 
 

@@ -1,0 +1,263 @@
+"""The configuration: everything that is not exactly right is one line, and secrets stay out of it.
+
+Never: tests pydantic. Plan: defaults; what is refused, as a file and as overrides; contradictions;
+YAML's own traps; overrides and what is kept of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from percentes_fast import config as configuration
+from percentes_fast.config import Config, ConfigError
+
+SECRET = "s3cr3t"
+LOAD_ONLY = {"target.url": "http://h:1", "fault.kind": "none"}
+
+
+def refusal(overrides: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        configuration.load(None, overrides)
+    return one_line(caught.value)
+
+
+def one_line(exc: ConfigError) -> str:
+    line = str(exc)
+    assert "\n" not in line
+    assert SECRET not in line
+    assert exc.exit_code == 1
+    return line
+
+
+def refused_file(path: Path, text: str | bytes) -> str:
+    file = path / "run.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError) as caught:
+        configuration.load(file)
+    return one_line(caught.value)
+
+
+# ---------------------------------------------------------------- defaults
+
+
+def test_defaults_are_the_published_experiment() -> None:
+    config = configuration.load(None).config
+    assert config.embedded
+    assert (config.load.arrival, config.load.rate) == ("poisson", 3.12)
+    assert (config.load.prompt_tokens, config.load.max_tokens) == (512, 256)
+    assert (config.phases.warmup_s, config.phases.kill_at_s) == (60, 360)
+    assert (config.recovery_s, config.phases.cooldown_s, config.duration_s) == (600, 60, 1020)
+    assert (config.slo.ttft_s, config.slo.e2e_s, config.load.timeout_s) == (1, 14, 30)
+    assert config.engine.idle_reuse_s == 4
+
+
+def test_configuration_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        configuration.load(None).config.load.rate = 5.0  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- refused
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"load.rte": 3}, r"load\.rte: is not a key here; did you mean 'rate'\?"),
+    ({"loda.rate": 3}, r"loda: is not a key here; did you mean 'load'\?"),
+    ({"load.zzzzzz": 3}, "known keys: arrival, rate"),
+    ({"load.rate": "fast"}, "load.rate: .*valid number"),
+    ({"load.rate": 0}, "load.rate: .*greater than 0"),
+    ({"load.rate": float("nan")}, "load.rate: .*finite"),
+    ({"load.rate": float("inf")}, "load.rate: "),
+    ({"load.burstiness": 1e-300}, "load.burstiness: .*greater than or equal to 0.001"),
+    ({"load.max_tokens": 1.5}, "load.max_tokens: .*integer"),
+    ({"load.arrival": "uniform"}, "load.arrival: .*'poisson', 'constant', 'gamma' or 'trace'"),
+    ({"phases.kill_at_s": -1}, "phases.kill_at_s: .*greater than 0"),
+    ({"phases.warmup_s": -1}, "phases.warmup_s: .*greater than or equal to 0"),
+    ({"fault.kind": "explode"}, "fault.kind: .*'kill', 'kill_group' or 'none'"),
+    ({"fault.pid": 1}, "fault.pid: "),
+    ({"seed": -1}, "seed: "),
+    ({"engine.workers": 0}, "engine.workers: use 'auto' or a number from 1 to 256"),
+    ({"engine.workers": "many"}, "engine.workers"),
+    ({"mock.port": 70_000}, "mock.port: "),
+    ({"health.path": "health"}, "health.path: "),
+    ({"probe.every_s": 1e-10}, "probe.every_s: .*send fewer"),
+    ({"canary.every_s": 1e-5}, "canary.every_s: .*send fewer"),
+    ({"target.url": "h:1"}, "target.url: .*use http://HOST:PORT"),
+    ({"target.url": "https://h:1"}, "target.url: .*https is not spoken"),
+    ({"target.url": "http://:80"}, "target.url: .*use http://HOST:PORT"),
+    ({"target.url": "http://h:0"}, "target.url: .*use http://HOST:PORT"),
+    ({"target.url": "http://h:99999"}, "target.url: .*use http://HOST:PORT"),
+    ({"target.url": "http://h/a b"}, "target.url: .*use http://HOST:PORT"),
+    ({"target.url": "http://h/?q=1"}, "target.url: .*use http://HOST:PORT"),
+    ({"target.url": f"http://u:{SECRET}@h:1"}, "target.url: .*use --header"),
+    ({"target.url": f"https://:{SECRET}@h:1"}, "target.url: .*use --header"),
+    ({"target.headers": {"A": f"x\r\n{SECRET}"}}, "target.headers: header 'A': .*on one line"),
+    ({"target.headers": {"A": [SECRET]}}, "target.headers.A: .*string"),
+    ({"target.headers": {"A:b": SECRET}}, "target.headers: header 'A:b'"),
+    ({"target.extra_body": {"temperature": float("nan")}}, "extra_body: .*JSON"),
+    ({"target.extra_body": {"when": b"x"}}, "extra_body: .*JSON"),
+    ({"target.extra_body": [1]}, "target.extra_body: .*dictionary"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "told"), REFUSED)
+def test_refused(overrides: dict[str, Any], told: str) -> None:
+    line = refusal(overrides)
+    assert re.search(told, line), line
+
+
+def test_first_of_several_is_told_and_the_others_counted() -> None:
+    assert refusal({"load.rate": 0, "seed": -1}).endswith("(and 1 more)")
+
+
+# ---------------------------------------------------------------- contradictions
+
+SERVED = {"target.url": "http://h:1", "serve.command": "server"}
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"target.url": "http://h:1"}, "nothing to kill; give --serve or --pid"),
+    ({"fault.pid": 99}, "say where the process of --pid listens"),
+    ({"serve.command": "server"}, "say where --serve's server listens"),
+    ({**SERVED, "serve.command": "  "}, "is empty; give the server's command line"),
+    ({**SERVED, "fault.pid": 99}, "found by itself; drop --pid"),
+    ({**LOAD_ONLY, "fault.pid": 99}, "drop one of them"),
+    ({"phases.duration_s": 300}, "--kill-at 360.* is after the end of the load at 300 s"),
+    ({"phases.duration_s": 360}, "is after the end of the load at 360 s"),
+    ({"phases.duration_s": 400}, "leaves no recovery after the kill"),
+    ({"phases.duration_s": 999, "phases.recovery_s": 9}, "are both given; keep one"),
+    ({"phases.kill_at_s": 80}, "baseline runs from .* and is empty; kill later"),
+    ({"phases.warmup_s": 330}, "is empty; kill later, or shorten"),
+    ({**LOAD_ONLY, "phases.duration_s": 100, "phases.warmup_s": 40}, "leaves no time"),
+    ({"load.arrival": "trace"}, "is missing; name the file"),
+    ({"load.trace": "x.csv"}, "arrival is poisson; use arrival: trace"),
+    ({"load.rate": 100_000}, "lower the rate or shorten the run"),
+    ({"detector.exit": 0.95}, "detector.exit: is above detector.entry"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "told"), CONTRADICTIONS)
+def test_contradiction(overrides: dict[str, Any], told: str) -> None:
+    line = refusal(overrides)
+    assert re.search(told, line), line
+    assert ";" in line
+
+
+# ---------------------------------------------------------------- YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("load:\n  rate: 3\nload:\n  rate: 4\n", "line 3: 'load' is given twice; keep one"),
+        ("load:\n  rate: 3\n  rate: 4\n", "line 3: 'rate' is given twice"),
+        ("load: {rate: {{ rate }}}\n", "line 1: a key is no plain word"),
+        ("? [a, b]\n: c\n", "line 1: a key is no plain word"),
+        ("load: [\n", "run.yaml line 2: .*; mend the YAML"),
+        ("load: 3\n", "run.yaml: load: "),
+        ("load:\n", "run.yaml: load: "),
+        ("- load\n", "holds a list; write `section:` mappings"),
+        ("3: 4\n", "run.yaml: 3: "),
+        ("a: !!python/object/apply:os.getcwd []\n", "mend the YAML"),
+        ("load: &x {rate: *x}\n", "mend the YAML"),
+        (b"\xff\xfe\x00", "mend the YAML"),
+        (f"target:\n  headers: {{A: 1{SECRET}}}\n  x: 1\n", "target.x: is not a key"),
+    ],
+)
+def test_yaml_is_strict(tmp_path: Path, text: str | bytes, told: str) -> None:
+    line = refused_file(tmp_path, text)
+    assert re.search(told, line), line
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name a readable YAML file"):
+        configuration.load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="name a readable YAML file"):
+        configuration.load(tmp_path)
+
+
+def test_bytes_and_hash_are_the_file_s(tmp_path: Path) -> None:
+    text = b"# a comment\nload: {rate: 5}\n"
+    (tmp_path / "run.yaml").write_bytes(text)
+    loaded = configuration.load(tmp_path / "run.yaml")
+    assert (loaded.text, loaded.sha256) == (text, hashlib.sha256(text).hexdigest())
+    assert loaded.config.load.rate == 5
+    assert loaded.overrides == ()
+
+
+def test_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"# nothing\n")
+    assert configuration.load(tmp_path / "run.yaml").config == Config()
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_is_a_configuration_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.mktemp("any") / "run.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        configuration.load(file)
+    except ConfigError as exc:
+        assert "\n" not in str(exc)
+
+
+# ---------------------------------------------------------------- overrides
+
+
+def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"load": {"rate": 5, "max_tokens": 7}, "seed": 3}))
+    loaded = configuration.load(file, {"load.rate": 6, "slo.ttft_s": 2})
+    assert (loaded.config.load.rate, loaded.config.load.max_tokens) == (6, 7)
+    assert (loaded.config.seed, loaded.config.slo.ttft_s) == (3, 2)
+    assert loaded.overrides == ("load.rate=6", "slo.ttft_s=2")
+
+
+def test_override_of_a_section_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("load: 3\n")
+    with pytest.raises(ConfigError, match=r"load: .*write it as a mapping"):
+        configuration.load(tmp_path / "run.yaml", {"load.rate": 6})
+
+
+def test_header_values_are_redacted() -> None:
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    loaded = configuration.load(None, {**LOAD_ONLY, "target.headers": headers})
+    assert loaded.config.target.headers == headers
+    assert SECRET not in repr(loaded.overrides) + repr(loaded.config.public())
+    assert "Authorization" in loaded.overrides[1]
+    assert loaded.config.public()["target"]["headers"] == {"Authorization": configuration.REDACTED}
+
+
+def test_public_is_the_whole_configuration() -> None:
+    config = configuration.load(None, LOAD_ONLY).config
+    assert Config.model_validate(config.public()) == config
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("http://h:81/", ("h", 81, "")),
+        ("http://h", ("h", 80, "")),
+        ("http://[::1]:8000/a/b/", ("::1", 8000, "/a/b")),
+        ("http://h/@x", ("h", 80, "/@x")),
+    ],
+)
+def test_split_url(url: str, parts: tuple[str, int, str]) -> None:
+    assert configuration.split_url(url) == parts
+
+
+@pytest.mark.parametrize(("seconds", "ns"), [(0.1, 100_000_000), (3e-10, 0), (0.45, 450_000_000)])
+def test_seconds_ns(seconds: float, ns: int) -> None:
+    assert configuration.seconds_ns(seconds) == ns
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_no_duration(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="not a duration"):
+        configuration.seconds_ns(seconds)
