@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from percentes_fast.analysis.summary import Analysis, analyze
+from percentes_fast.analysis.summary import analyze
+from percentes_fast.analysis.tree import Analysis
 from percentes_fast.report import files, html, plots, text
 from run_builder import BACK, MS, PLANNED, Row, Run, S, row, served, story, the_fault
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from percentes_fast.analysis.summary import analyze, to_json
+from percentes_fast.analysis.summary import analyze
+from percentes_fast.analysis.tree import to_json
 from percentes_fast.errors import DataError
 from run_builder import (
     AFTER,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from percentes_fast.analysis.summary import Summary as Summary
     from percentes_fast.analysis.summary import analyze as analyze
+    from percentes_fast.analysis.tree import Summary as Summary
     from percentes_fast.run import measure as measure
     from percentes_fast.store import recover as recover
 
@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 __all__ = ["Summary", "__version__", "analyze", "commit", "measure", "recover"]
 
 _HOMES = {
-    "Summary": "percentes_fast.analysis.summary",
+    "Summary": "percentes_fast.analysis.tree",
     "analyze": "percentes_fast.analysis.summary",
     "measure": "percentes_fast.run",
     "recover": "percentes_fast.store",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from percentes_fast.analysis.summary import Summary, analyze, to_json
+from percentes_fast.analysis.summary import analyze
+from percentes_fast.analysis.tree import Summary, to_json
 from percentes_fast.report import text
 from percentes_fast.rundir import RunDir
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from percentes_fast.analysis.summary import Points, Summary
+from percentes_fast.analysis.tree import Points, Summary
 from percentes_fast.report import text
 from percentes_fast.report.plots import incidence_png, timeline_png
 

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from percentes_fast.analysis.summary import Points, Summary
+from percentes_fast.analysis.tree import Points, Summary
 
 COLOURS = {  # Okabe-Ito: told apart by colour-blind readers too
     "completed": "#0072B2",

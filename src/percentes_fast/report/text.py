@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from percentes_fast.analysis.summary import IncidenceReport, Summary
+from percentes_fast.analysis.tree import IncidenceReport, Summary
 from percentes_fast.analysis.windows import WindowReport
 
 WIDTH = 110
