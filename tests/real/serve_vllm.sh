@@ -8,6 +8,10 @@
 #
 # Usage: tests/real/serve_vllm.sh PORT [more arguments of "vllm serve"]     environment: REAL_DIR
 # One core for the server, one for the load:  taskset -c 0 tests/real/serve_vllm.sh PORT
+#
+# With "seed" in the requests pass --no-enable-chunked-prefill too: when more than 2048 prompt
+# tokens come at once (a burst, a backlog after a stop) this version splits a prompt, asks the CPU
+# generator of that seed for an offset, which it has not, and the whole engine dies.
 set -euo pipefail
 
 die() {

@@ -43,27 +43,30 @@ def _embedded(png: bytes | None) -> str | None:
 
 
 def _facts(summary: Summary) -> list[dict[str, Any]]:
+    facts: list[tuple[str, Any]]
     skew = summary.client.send_skew_s
     facts = [
         ("load requests scheduled", summary.counts.scheduled),
         ("completed", summary.counts.completed),
-        ("errored", f"{summary.counts.errored} ({text.classes(summary.counts.errored_by_class)})"),
+        (f"errored: {text.classes(summary.counts.errored_by_class)}", summary.counts.errored),
         ("censored at the deadline", summary.counts.censored),
         ("send skew p99", text.micros(skew.p99 if skew else None)),
     ]
     if summary.fault is not None:
         facts += [
             ("outage", text.outage(summary)),
-            ("in flight at the kill, lost (compat rule)", _loss(summary)),
+            _loss(summary),
             ("recovered to the pre-fault baseline after", text.seconds(summary.ttr_pre_fault_s, 0)),
             ("kill known to within (+-)", text.micros(summary.fire_uncertainty_s)),
         ]
     return [{"name": name, "value": value} for name, value in facts]
 
 
-def _loss(summary: Summary) -> str:
+def _loss(summary: Summary) -> tuple[str, str]:
+    name = "in flight at the kill, lost (compat rule)"
     if not summary.in_flight:
-        return text.UNKNOWN
+        return name, text.UNKNOWN
     table = summary.in_flight[0]
     lost = sum(table.errored_by_class.values())
-    return f"{lost} of {table.total} ({table.indeterminate.scheduled} indeterminate)"
+    unsure = table.indeterminate.scheduled
+    return f"{name}; {unsure} indeterminate", f"{lost} of {table.total}"
