@@ -237,10 +237,12 @@ def test_stop_word(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Row(), Row(3600.0), Row(3600.0))
 
     def script(peer: Peer) -> None:
-        peer.request()
-        peer.send(CHUNKED + chunk(token()))
-        bench.until(lambda ran: ran.content_events)
-        bench.slab.set_word("stop", 1)
+        try:
+            peer.request()
+            peer.send(CHUNKED + chunk(token()))
+            bench.until(lambda ran: ran.content_events)
+        finally:
+            bench.slab.set_word("stop", 1)
         peer.await_close()
 
     with raw_server(script) as server:

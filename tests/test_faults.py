@@ -193,16 +193,18 @@ def test_exec_makes_it_another_process() -> None:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdout.readline()
-        armed = LocalProcess(process.pid, signal.SIGKILL, group=False)
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        while identify(process.pid) == armed.identity:
-            time.sleep(0.01)
-        with pytest.raises(FaultError, match="now 's 600'; the fault was not fired"):
-            armed.check()
-        armed.undo()
-        process.kill()
+        try:
+            process.stdout.readline()
+            armed = LocalProcess(process.pid, signal.SIGKILL, group=False)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            while identify(process.pid) == armed.identity:
+                time.sleep(0.01)
+            with pytest.raises(FaultError, match="now 's 600'; the fault was not fired"):
+                armed.check()
+            armed.undo()
+        finally:
+            process.kill()
 
 
 def test_a_victim_that_ended_is_not_signalled_whoever_has_its_pid() -> None:

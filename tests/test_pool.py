@@ -239,10 +239,13 @@ def test_killed_parent(tmp_path: Path) -> None:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        parent.stdout.readline()
-        kept = [slabs.Slab(Path(name)) for name in parent.stdout.readline().split()]
-        until(lambda: all(slab.word("next_row") > 3 for slab in kept))
-        parent.kill()
+        try:
+            parent.stdout.readline()
+            kept = [slabs.Slab(Path(name)) for name in parent.stdout.readline().split()]
+            until(lambda: all(slab.word("next_row") > 3 for slab in kept))
+        finally:
+            parent.kill()
+    assert len(kept) == 2
     until(lambda: all(slab.word("state") == slabs.STATE_ENDED for slab in kept))
     for slab in kept:
         slab.path.unlink()

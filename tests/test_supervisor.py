@@ -217,9 +217,11 @@ def test_everything_ends_when_the_parent_is_killed(tmp_path: Path, code: str) ->
         [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        supervising = int(process.stdout.readline())
-        until(lambda: log.printed("pid"))
-        process.kill()
+        try:
+            supervising = int(process.stdout.readline())
+            until(lambda: log.printed("pid"))
+        finally:
+            process.kill()
     pids = [supervising, *log.printed("pid"), *log.printed("orphan")]
     until(lambda: not any(map(alive, pids)))
 

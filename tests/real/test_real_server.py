@@ -30,32 +30,29 @@ BODY = json.dumps({"temperature": 1, "seed": 7})
 
 
 def vllm_command(port: int) -> str:
-    return f"env REAL_DIR={REAL} {ROOT}/tests/real/serve_vllm.sh {port}"
+    """On one core, the other is the load's. Chunked prefill is off: with it, vLLM 0.32's CPU engine
+    dies by itself when more than 2048 prompt tokens of seeded requests are queued."""
+    serve = f"{ROOT}/tests/real/serve_vllm.sh {port} --no-enable-chunked-prefill"
+    return f"env REAL_DIR={REAL} taskset -c 0 {serve}"
 
 
 def llama_command(port: int) -> str:
     assert LLAMA is not None
-    model = REAL / "tiny.gguf"
     libraries = Path(LLAMA).resolve().parent
     return (
-        f"env LD_LIBRARY_PATH={libraries} {LLAMA} -m {model} --host 127.0.0.1 --port {port}"
-        " -c 4096 -np 4 --metrics"
+        f"env LD_LIBRARY_PATH={libraries} {LLAMA} -m {REAL / 'tiny.gguf'} --alias tiny"
+        f" --host 127.0.0.1 --port {port} -c 8192 -np 8 -t 1 --metrics"
     )
 
 
-SERVERS: dict[str, tuple[Callable[[int], str], tuple[str, ...]]] = {
-    "vllm": (
-        vllm_command,
-        ("--rate", "1", "--prompt-tokens", "32", "--max-tokens", "192", "--warmup", "5",
-         "--kill-at", "35", "--timeout", "20", "--recovery", "105", "--cooldown", "5"),
-    ),
-}  # fmt: skip
+# constant arrivals of streams longer than their gap: some are in flight at any kill
+VLLM = """--arrival constant --rate 1.2 --prompt-tokens 128 --max-tokens 192 --timeout 15
+ --warmup 5 --kill-at 35.4 --recovery 105 --cooldown 5"""
+LLAMA_CPP = """--arrival constant --rate 1 --prompt-tokens 16 --max-tokens 128 --timeout 10
+ --warmup 3 --kill-at 25.4 --recovery 50 --cooldown 3"""
+SERVERS: dict[str, tuple[Callable[[int], str], str]] = {"vllm": (vllm_command, VLLM)}
 if LLAMA:
-    SERVERS["llama.cpp"] = (
-        llama_command,
-        ("--rate", "2", "--prompt-tokens", "8", "--max-tokens", "600", "--warmup", "2",
-         "--kill-at", "20", "--timeout", "10", "--recovery", "50", "--cooldown", "2"),
-    )  # fmt: skip
+    SERVERS["llama.cpp"] = (llama_command, LLAMA_CPP)
 
 
 @pytest.fixture(scope="module", params=sorted(SERVERS))
@@ -66,7 +63,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     port = free_port()
     done = call(
         "run", "--serve", command(port), "--target", f"http://127.0.0.1:{port}", "--model", "tiny",
-        "--fault", "kill_group", "--extra-body", BODY, "--out", "run", *flags,
+        "--fault", "kill_group", "--extra-body", BODY, "--out", "run", *flags.split(),
         cwd=base, timeout=800,
     )  # fmt: skip
     print(done.stdout)
@@ -82,7 +79,7 @@ def test_the_kill_landed_and_the_server_came_back(killed: Any) -> None:
         assert name != "vllm"
         assert found["outage"]["interval_s"][1] > 0
     else:
-        assert 0 < found["outage_s"] < 105
+        assert 0 < found["outage_s"] < 100
 
 
 def test_every_stream_in_flight_was_lost(killed: Any) -> None:

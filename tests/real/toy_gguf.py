@@ -1,14 +1,16 @@
-"""Write a tiny llama model with random weights as GGUF for the tests against llama.cpp's server.
+r"""Write a tiny llama model with random weights as GGUF for the tests against llama.cpp's server.
 
 Needs the PyPI package ``gguf``. The server itself is not installed by anything here: the caller
 names one with ``LLAMA_SERVER=/path/to/llama-server`` and starts it on the file written, for
 example::
 
     python tests/real/toy_gguf.py --out .real/tiny.gguf
-    "$LLAMA_SERVER" -m .real/tiny.gguf --host 127.0.0.1 --port PORT -c 4096 -np 4 --metrics
+    "$LLAMA_SERVER" -m .real/tiny.gguf --alias tiny --host 127.0.0.1 --port PORT \
+        -c 8192 -np 8 -t 1 --metrics
 
-(a build with shared libraries also needs ``LD_LIBRARY_PATH`` set to their folder). The same seed
-gives the same bytes.
+A build with shared libraries also needs ``LD_LIBRARY_PATH`` set to their folder. ``-t 1`` matters
+on a small or shared machine: threads that wait for each other spin, and a busy core makes the
+whole server many times slower. The same seed gives the same bytes.
 
 It must never fetch anything and never write any file but its output (first under the name
 ``OUTPUT.new``, so that an interrupted run leaves no half model in place). The text the model
@@ -25,7 +27,7 @@ from typing import Any
 
 CONTEXT = 4096
 WIDTH = 512
-LAYERS = 12
+LAYERS = 3
 HEADS = 8
 FEED_FORWARD = 2048
 SCALE = 0.02
