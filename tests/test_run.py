@@ -15,16 +15,18 @@ import pytest
 from percentes_fast.config import load
 from percentes_fast.engine.schedule import build
 from percentes_fast.rundir import read_log
-from whole_run import call, manifest, only_timing_faults, report, requests, short_config
+from whole_run import (
+    WITHOUT_CORE,
+    call,
+    manifest,
+    only_timing_faults,
+    report,
+    requests,
+    short_config,
+)
 
 pytestmark = pytest.mark.slow
-BLOCKED = """
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name == "percentes_fast._native":
-            raise ImportError("blocked")
-sys.meta_path.insert(0, Refuse())
+BLOCKED = f"""{WITHOUT_CORE}
 from percentes_fast import cli
 sys.exit(cli.call(cli.cli, sys.argv[1:]))
 """

@@ -39,17 +39,10 @@ from run_builder import (
     the_fault,
     worker_facts,
 )
+from whole_run import WITHOUT_CORE
 
-BLOCKED = """
-import sys
+BLOCKED = f"""{WITHOUT_CORE}
 from pathlib import Path
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name == "percentes_fast._native":
-            raise ImportError("blocked")
-
-sys.meta_path.insert(0, Refuse())
 from percentes_fast.report import files
 files.write(Path(sys.argv[1]), as_json=True)
 """

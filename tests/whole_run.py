@@ -18,6 +18,16 @@ from typing import Any
 
 import pandas as pd
 
+WITHOUT_CORE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "percentes_fast._native":
+            raise ImportError("blocked")
+
+sys.meta_path.insert(0, Refuse())
+"""
 SHORT = """
 load: {rate: 20, prompt_tokens: 8, max_tokens: 40, timeout_s: 2}
 phases: {warmup_s: 0.5, kill_at_s: 5, recovery_s: 9, cooldown_s: 0.5}

@@ -22,6 +22,7 @@ from percentes_fast.schema import Cause
 from percentes_fast.servers.supervisor import Supervised, split_command
 
 READY_POLL_S = 0.05
+STILL_LOADING = 500  # llama.cpp answers 503 while it loads; a 4xx is an answer, for preflight
 ANSWERS = (Cause.STREAM_END, Cause.HTTP_STATUS, Cause.NO_END)
 
 
@@ -126,7 +127,7 @@ def _await_ready(
         server.check_alive(directory / rundir.SERVER_LOG)
         if listens(address):
             answer = preflight.ask(config, (address, nowhere), run_id, directory, short=True)
-            if answer.cause in ANSWERS:
+            if answer.cause in ANSWERS and (answer.http_status or 0) < STILL_LOADING:
                 return
         time.sleep(READY_POLL_S)
     raise TargetError(

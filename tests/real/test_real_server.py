@@ -49,7 +49,7 @@ def llama_command(port: int) -> str:
 VLLM = """--arrival constant --rate 1.2 --prompt-tokens 128 --max-tokens 192 --timeout 15
  --warmup 5 --kill-at 35.4 --recovery 105 --cooldown 5"""
 LLAMA_CPP = """--arrival constant --rate 1 --prompt-tokens 16 --max-tokens 128 --timeout 10
- --warmup 3 --kill-at 25.4 --recovery 50 --cooldown 3"""
+ --warmup 3 --kill-at 25.15 --recovery 50 --cooldown 3"""
 SERVERS: dict[str, tuple[Callable[[int], str], str]] = {"vllm": (vllm_command, VLLM)}
 if LLAMA:
     SERVERS["llama.cpp"] = (llama_command, LLAMA_CPP)
