@@ -105,7 +105,8 @@ def causes(slab: slabs.Slab) -> list[Cause]:
 
 def cores_of(available: list[int], **engine: Any) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
     sections = {f"engine__{name}": value for name, value in engine.items() if name != "rate"}
-    plan = plan_cores(configured(load__rate=engine.get("rate", 30), **sections), available)
+    config = configured(load__rate=engine.get("rate", 30), **sections)
+    plan = plan_cores(config, available, schedule.build(config))
     return plan.workers, plan.rest
 
 
@@ -118,7 +119,16 @@ def test_one_core_is_left_to_the_rest() -> None:
 
 def test_workers_follow_the_rate() -> None:
     many = list(range(16))
-    assert [len(cores_of(many, rate=rate)[0]) for rate in (1, 195, 200, 400)] == [1, 1, 2, 3]
+    assert [len(cores_of(many, rate=rate)[0]) for rate in (1, 180, 210, 410)] == [1, 1, 2, 3]
+
+
+def test_workers_follow_a_trace_whatever_the_rate_says(tmp_path: Path) -> None:
+    trace = tmp_path / "busy.csv"
+    trace.write_text("time_s\n" + "\n".join(str(i / 5000) for i in range(20_000)))
+    sections = {"load__arrival": "trace", "load__trace": str(trace), "load__rate": 1}
+    sections |= {"fault__kind": "none", "phases__duration_s": 4.5, "phases__cooldown_s": 0.1}
+    config = configured(**sections, phases__warmup_s=0.1, phases__kill_at_s=4)
+    assert len(plan_cores(config, range(8), schedule.build(config)).workers) > 1
 
 
 def test_cores_and_workers_asked_for() -> None:

@@ -97,8 +97,8 @@ def measure(
     """
     config = loaded.config
     available = sorted(os.sched_getaffinity(0))
-    cores = pool.plan_cores(config, available)
     schedule = scheduling.build(config)
+    cores = pool.plan_cores(config, available, schedule)
     existed = out.exists()
     directory = rundir.RunDir.create(out, _needed_bytes(config, schedule, cores))
     run = _Run(

@@ -43,8 +43,10 @@ class CorePlan:
     rest: tuple[int, ...]
 
 
-def plan_cores(config: Config, available: Sequence[int]) -> CorePlan:
+def plan_cores(config: Config, available: Sequence[int], schedule: Schedule) -> CorePlan:
     """Cores of the workers, from the highest number down (core 0 serves most interrupts).
+
+    The schedule says how many are needed: mean rows and tokens a second, all kinds.
 
     Raises ConfigError where a core asked for is not there or workers outnumber the cores.
     """
@@ -57,7 +59,8 @@ def plan_cores(config: Config, available: Sequence[int]) -> CorePlan:
             raise ConfigError(
                 f"engine.cores (--cores): {shown}; this process may use {_shown_cores(cores)}"
             )
-    count = _worker_count(config, len(asked) if asked else max(1, len(cores) - 1))
+    most = len(asked) if asked else max(1, len(cores) - 1)
+    count = _worker_count(config, schedule, most)
     chosen = tuple(asked or cores[::-1])[:count]
     if len(chosen) < count:
         raise ConfigError(
@@ -71,12 +74,18 @@ def _shown_cores(cores: Sequence[int]) -> str:
     return f"{cores[0]}-{cores[-1]}" if len(cores) > 4 else ", ".join(map(str, cores))
 
 
-def _worker_count(config: Config, most: int) -> int:
+def _worker_count(config: Config, schedule: Schedule, most: int) -> int:
     if config.engine.workers != "auto":
         return int(config.engine.workers)
-    rate = config.load.rate
-    need = max(rate / ROWS_A_WORKER_S, rate * config.load.max_tokens / EVENTS_A_WORKER_S)
+    rows, tokens = len(schedule), _tokens(schedule, np.arange(len(schedule)))
+    need = max(rows / ROWS_A_WORKER_S, tokens / EVENTS_A_WORKER_S) / config.duration_s
     return max(1, min(most, math.ceil(need)))
+
+
+def _tokens(schedule: Schedule, rows: np.ndarray[Any, Any]) -> int:
+    """Tokens asked for by the given rows."""
+    of_template = np.array([template.max_tokens for template in schedule.templates], np.int64)
+    return int(of_template[schedule.template[rows]].sum())
 
 
 @dataclass(slots=True)
@@ -138,8 +147,7 @@ class Pool:
 
 def slab_size(config: Config, schedule: Schedule, rows: np.ndarray[Any, Any]) -> slabs.SlabSize:
     """Size of the slab for the given rows: a token time for every token asked for, and spares."""
-    tokens_of = np.array([template.max_tokens for template in schedule.templates], np.int64)
-    tokens = int(tokens_of[schedule.template[rows]].sum()) + 4 * len(rows) + SPARE_TOKENS
+    tokens = _tokens(schedule, rows) + 4 * len(rows) + SPARE_TOKENS
     sections = (config.load, config.probe, config.canary, config.health)
     longest = max(section.timeout_s for section in sections)
     seconds = math.ceil(config.duration_s + longest) + 60

@@ -8,6 +8,7 @@ says what is missing and what to do.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +88,14 @@ def _run(config: Config, slab: slabs.Slab, arena: Any, addresses: Sequence[pool.
     tails = [tail.encode("latin-1") for tail in options.pop("tails")]
     engine = _native.Engine(slab.memory, arena.heads, tails, max_connections=1, **options)
     slab.set_word("epoch_ns", time.monotonic_ns())
-    engine.run()
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:  # Ctrl-C must not wait for the answer's deadline
+        slab.set_word("stop", 1)
+        thread.join()
+        raise
 
 
 def _read(slab: slabs.Slab) -> Answer:
