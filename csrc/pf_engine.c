@@ -144,7 +144,7 @@ static void close_second(struct pf_engine *engine, pf_ns now) {
 /* How long the poll may sleep; 0 when a send is near. */
 static pf_ns sleep_time(const struct pf_engine *engine, pf_ns now) {
     pf_ns due = next_due(engine);
-    if (due - engine->setup.spin_ns <= now) return 0;
+    if (engine->setup.busy || due - engine->setup.spin_ns <= now) return 0;
     pf_ns until = now + LONGEST_SLEEP;
     if (due != INT64_MAX && due - engine->setup.spin_ns < until)
         until = due - engine->setup.spin_ns;

@@ -37,6 +37,7 @@ struct pf_engine_setup {
     int32_t parent_pid;    /* the run stops when this is no longer the parent; 0: do not look */
     uint8_t end_by_finish; /* the finish reason is the stream's end (servers without [DONE]) */
     uint8_t stamps;        /* kernel send and receive stamps */
+    uint8_t busy;          /* never sleep: poll for nothing all the time */
     char replica_header[PF_HTTP_NAME + 1]; /* lower case, or empty */
 };
 

@@ -27,7 +27,7 @@ struct peer {
     size_t head_length;
     size_t body_left; /* of the request */
     int in_body;
-    int64_t tokens, sent;
+    int64_t tokens, sent, index;
     pf_ns gap_ns, due_ns;
     char head[HEAD_BYTES + 1];
     size_t ahead_length; /* of bytes that came while a stream was under way */
@@ -39,6 +39,8 @@ struct responder {
     struct peer *peers;
     int heap[PEERS];
     int due_count;
+    pf_ns read_stamp_wall; /* of the read under way */
+    const struct pf_responder_log *log;
     struct pf_responder_stats *stats;
 };
 
@@ -110,12 +112,37 @@ static int reply(const struct peer *peer, const char *text, size_t length) {
     return send(peer->fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)length;
 }
 
+/* The number at the end of X-Request-Id, or -1. */
+static int64_t request_index(const char *head) {
+    const char *line = strstr(head, "X-Request-Id: ");
+    const char *end = line ? strstr(line, "\r\n") : NULL;
+    const char *digit = end;
+    while (digit && digit > line && digit[-1] >= '0' && digit[-1] <= '9')
+        digit--;
+    return digit && digit < end ? strtoll(digit, NULL, 10) : -1;
+}
+
+static void log_request(struct responder *r, int64_t index, pf_ns now) {
+    int64_t at = r->stats->requests++;
+    if (at >= r->log->requests_capacity) return;
+    int64_t line[3] = {index, r->read_stamp_wall, now};
+    memcpy(r->log->requests[at], line, sizeof line);
+}
+
+static void log_event(struct responder *r, const struct peer *peer, pf_ns now) {
+    int64_t at = r->stats->events++;
+    if (at >= r->log->events_capacity) return;
+    int64_t line[3] = {peer->index, peer->sent, now};
+    memcpy(r->log->events[at], line, sizeof line);
+}
+
 /* The request's last byte is here. */
 static int begin_answer(struct responder *r, int index) {
     static const char EMPTY[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
     struct peer *peer = &r->peers[index];
     pf_ns now = pf_clock_now();
-    r->stats->requests++;
+    peer->index = request_index(peer->head);
+    log_request(r, peer->index, now);
     peer->in_body = 0;
     peer->head_length = 0;
     if (strncmp(peer->head, "GET ", 4) == 0) return reply(peer, EMPTY, sizeof EMPTY - 1);
@@ -178,10 +205,11 @@ static void send_due(struct responder *r, pf_ns now) {
     while (r->due_count > 0 && due_at(r, 0) <= now) {
         int index = r->heap[0];
         struct peer *peer = &r->peers[index];
-        pf_ns late = pf_clock_now() - peer->due_ns;
+        pf_ns at = pf_clock_now();
+        pf_ns late = at - peer->due_ns;
         if (late > r->stats->late_max_ns) r->stats->late_max_ns = late;
         r->stats->late_sum_ns += late;
-        r->stats->events++;
+        log_event(r, peer, at);
         if (!send_event(peer)) {
             drop(r, index);
             continue;
@@ -222,15 +250,16 @@ static int take(struct responder *r, int index, const char *data, size_t length)
 }
 
 static void serve_peer(struct responder *r, int index) {
-    char data[16384];
+    uint8_t data[16384];
     for (;;) {
-        ssize_t n = recv(r->peers[index].fd, data, sizeof data, MSG_DONTWAIT);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (n <= 0 || !take(r, index, data, (size_t)n)) {
+        size_t n;
+        int result = pf_sock_read(r->peers[index].fd, data, sizeof data, &n, &r->read_stamp_wall);
+        if (result == PF_SOCK_WAIT) return;
+        if (result != PF_SOCK_OK || !take(r, index, (const char *)data, n)) {
             drop(r, index);
             return;
         }
-        if ((size_t)n < sizeof data) return;
+        if (n < sizeof data) return;
     }
 }
 
@@ -249,6 +278,7 @@ static void accept_peer(struct responder *r) {
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (r->log->requests_capacity > 0) pf_sock_stamp_reads(fd);
     struct peer *peer = &r->peers[index];
     memset(peer, 0, sizeof *peer);
     peer->fd = fd;
@@ -275,10 +305,11 @@ static int turn(struct responder *r, pf_ns spin_ns) {
 }
 
 int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, const volatile int *stop,
-                     struct pf_responder_stats *stats) {
-    struct responder r = {.listener = listener, .stats = stats};
+                     const struct pf_responder_log *log, struct pf_responder_stats *stats) {
+    struct responder r = {.listener = listener, .log = log, .stats = stats};
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = PEERS};
     memset(stats, 0, sizeof *stats);
+    if (log->requests_capacity > 0) pf_sock_stamp_reads(listener);
     r.peers = calloc(PEERS, sizeof *r.peers);
     r.poller = epoll_create1(EPOLL_CLOEXEC);
     int result = !r.peers || r.poller < 0 ? -ENOMEM : 0;

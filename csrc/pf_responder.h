@@ -16,9 +16,16 @@ struct pf_responder_stats {
     int64_t late_sum_ns;
 };
 
+/* What the server saw, for comparing with the client's records; NULL arrays keep nothing. */
+struct pf_responder_log {
+    int64_t (*requests)[3]; /* index (end of X-Request-Id), kernel arrival (wall), user arrival */
+    int64_t (*events)[3];   /* index, event, time right before its send */
+    int64_t requests_capacity, events_capacity;
+};
+
 /* Serves `listener` (bound, listening, non-blocking) until *stop is not 0 or the parent process is
  * no longer `parent_pid` (0: do not look). 0 or -errno. */
 int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, const volatile int *stop,
-                     struct pf_responder_stats *stats);
+                     const struct pf_responder_log *log, struct pf_responder_stats *stats);
 
 #endif

@@ -70,6 +70,12 @@ int pf_sock_stamp(int fd) {
     return PF_SOCK_FAILED;
 }
 
+int pf_sock_stamp_reads(int fd) {
+    int flags = SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_RX_SOFTWARE;
+    return setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &flags, sizeof flags) == 0 ? PF_SOCK_OK
+                                                                                  : PF_SOCK_FAILED;
+}
+
 int pf_sock_send(int fd, const struct iovec *parts, size_t count, size_t *sent) {
     struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = count};
     size_t whole = 0;

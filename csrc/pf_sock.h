@@ -31,6 +31,9 @@ int pf_sock_dialed(int fd);
  */
 int pf_sock_stamp(int fd);
 
+/* Kernel receive stamps alone; on a listening socket its connections inherit them. OK, FAILED. */
+int pf_sock_stamp_reads(int fd);
+
 /* Sends what it can; *sent bytes. OK: all of it, WAIT: the peer's window is full. */
 int pf_sock_send(int fd, const struct iovec *parts, size_t count, size_t *sent);
 

@@ -346,3 +346,41 @@ def test_kernel_stamps_move_to_the_run_s_clock() -> None:
     stepped = [pairs[0], (10**9, 10**18 + 2 * 10**9, 10**9)]
     assert buffers.to_run_clock(wall, stepped, 0).to_pylist() == [None, None, None]
     assert buffers.to_run_clock(wall, [], 0).to_pylist() == [None, None, None]
+
+
+# ---------------------------------------------------------------- polling
+
+
+@pytest.mark.parametrize(
+    ("poll", "plan", "busy"),
+    [
+        ("busy", CorePlan((1,), (0,)), True),
+        ("hybrid", CorePlan((3,), (0, 1, 2)), False),
+        ("auto", CorePlan((3,), (0, 1, 2)), True),
+        ("auto", CorePlan((1,), (0,)), False),  # one core is all that the rest has
+        ("auto", CorePlan((0,), (0,)), False),  # shared
+    ],
+)
+def test_who_polls_busily(poll: str, plan: CorePlan, busy: bool) -> None:
+    assert pool.polls_busily(configured(engine__poll=poll), plan, 0) is busy
+
+
+@pytest.mark.parametrize(("poll", "scheduler"), [("busy", "other"), ("hybrid", None)])
+def test_a_busy_worker_is_never_real_time(poll: str, scheduler: str | None, tmp_path: Path) -> None:
+    """A busy poll would meet the kernel's throttle of real-time tasks."""
+    config = configured(engine__poll=poll)
+    with (
+        raw_server(keep_answering(GOOD)) as server,
+        started(planned(tmp_path, server.port, 1, config)) as workers,
+    ):
+        settings = workers.workers[0].settings
+        assert settings["poll"] == poll
+        assert scheduler is None or settings["scheduler"] == scheduler
+        begin(workers)
+        until(lambda: not workers.running())
+        causes_seen = set(causes(workers.slabs[0]))
+        assert Cause.STREAM_END in causes_seen
+        assert Cause.NEVER_SENT not in causes_seen
+        if poll == "busy":
+            idle = sum(workers.slabs[0].column("second_idle_poll_ns"))
+            assert idle > 0

@@ -122,6 +122,7 @@ cdef extern from "pf_engine.h":
         int32_t parent_pid
         uint8_t end_by_finish
         uint8_t stamps
+        uint8_t busy
         char *replica_header
     struct pf_engine:
         pass
@@ -143,8 +144,13 @@ cdef extern from "pf_fire.h":
 cdef extern from "pf_responder.h":
     struct pf_responder_stats:
         int64_t requests, events, late_max_ns, late_sum_ns
+    struct pf_responder_log:
+        int64_t (*requests)[3]
+        int64_t (*events)[3]
+        int64_t requests_capacity
+        int64_t events_capacity
     int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, int *stop,
-                         pf_responder_stats *stats) nogil
+                         const pf_responder_log *log, pf_responder_stats *stats) nogil
 
 cdef extern from "pf_result.h":
     enum:
@@ -324,7 +330,7 @@ cdef class Engine:
                   list tails not None, list targets not None, timeouts_ns, plain, *,
                   pf_ns spin_ns=500_000, pf_ns idle_reuse_ns=4_000_000_000,
                   int max_connections=1024, int parent_pid=0, bint end_by_finish=False,
-                  bint stamps=True, str replica_header=""):
+                  bint stamps=True, bint busy=False, str replica_header=""):
         cdef pf_engine_setup setup
         memset(&setup, 0, sizeof(setup))
         self.engine = <pf_engine *>calloc(1, sizeof(pf_engine))
@@ -351,7 +357,7 @@ cdef class Engine:
         setup.target_count = len(targets)
         setup.spin_ns, setup.idle_reuse_ns = spin_ns, idle_reuse_ns
         setup.max_connections, setup.parent_pid = max_connections, parent_pid
-        setup.end_by_finish, setup.stamps = end_by_finish, stamps
+        setup.end_by_finish, setup.stamps, setup.busy = end_by_finish, stamps, busy
         result = pf_engine_init(self.engine, &setup, &slab[0], slab.shape[0])
         if result != 0:
             free(self.engine)
@@ -404,15 +410,26 @@ def fire(int pidfd, int group, int signal, pf_ns at):
 
 # ---------------------------------------------------------------- known-timing responder
 
-def respond(int listener, int parent_pid, pf_ns spin_ns, int[::1] stop not None):
+def respond(int listener, int parent_pid, pf_ns spin_ns, int[::1] stop not None,
+            int64_t[:, ::1] requests=None, int64_t[:, ::1] events=None):
     """Serves a listening socket until stop[0] is not 0 or the parent is gone.
 
-    Returns its own lateness figures.
+    requests, events: int64 arrays of three columns that what was seen is written to: (index, kernel
+    arrival on the wall clock, user arrival) and (index, event, time before its send). Returns the
+    responder's own figures; `requests` and `events` there count also what found no room.
     """
     cdef pf_responder_stats stats
+    cdef pf_responder_log log
     cdef int result
+    memset(&log, 0, sizeof(log))
+    if requests is not None and requests.shape[0] > 0 and requests.shape[1] == 3:
+        log.requests = <int64_t (*)[3]>&requests[0, 0]
+        log.requests_capacity = requests.shape[0]
+    if events is not None and events.shape[0] > 0 and events.shape[1] == 3:
+        log.events = <int64_t (*)[3]>&events[0, 0]
+        log.events_capacity = events.shape[0]
     with nogil:
-        result = pf_responder_run(listener, parent_pid, spin_ns, &stop[0], &stats)
+        result = pf_responder_run(listener, parent_pid, spin_ns, &stop[0], &log, &stats)
     if result != 0:
         raise ClientError(f"responder: errno {-result}")
     return {"requests": stats.requests, "events": stats.events,

@@ -42,6 +42,7 @@ FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--max-tokens", "load.max_tokens", int, "tokens asked for (256)"),
     ("--timeout", "load.timeout_s", float, "deadline of a request in seconds (30)"),
     ("--seed", "seed", int, "seed of the schedule (1)"),
+    ("--poll", "engine.poll", click.Choice(["auto", "hybrid", "busy"]), "how workers wait (auto)"),
     ("--mock-startup", "mock.startup_s", float, "start-up of the embedded server in seconds (42)"),
 )
 

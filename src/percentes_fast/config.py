@@ -167,6 +167,7 @@ class Engine(Section):
 
     workers: int | Literal["auto"] = "auto"
     cores: tuple[int, ...] | None = None
+    poll: Literal["auto", "hybrid", "busy"] = "auto"
     spin_us: float = Field(default=500.0, ge=0, le=100_000, allow_inf_nan=False)
     idle_reuse_s: Seconds = 4.0
     kernel_stamps: bool = True

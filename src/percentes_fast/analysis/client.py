@@ -60,6 +60,7 @@ class WorkerFigures:
     tokens_lost: int
     lost: dict[str, int]
     in_flight_max: int
+    receive_lag_s: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,14 @@ def _worker(
         tokens_lost=int(facts["tokens_lost"]),
         lost={name: int(facts[name]) for name in LOST},
         in_flight_max=int(facts["in_flight_max"]),
+        receive_lag_s=spread(receive_lag(mine)),
     )
+
+
+def receive_lag(rows: pd.DataFrame) -> Ints:
+    """First token's user stamp minus its kernel stamp, shared reads left out, in ns."""
+    apart = rows[~rows["first_token_shared_read"].fillna(False).to_numpy(bool)]
+    return _difference(apart, "first_token_ns", "first_token_kernel_ns")
 
 
 def figures(
@@ -155,9 +163,7 @@ def figures(
         send_skew_s=spread(_difference(requests, "dispatch_ns", "intended_ns")),
         send_skew_kernel_s=spread(_difference(reused, "sent_kernel_ns", "intended_ns")),
         stamp_disagreement_s=spread(apart),
-        receive_lag_s=spread(
-            _difference(requests[~shared], "first_token_ns", "first_token_kernel_ns")
-        ),
+        receive_lag_s=spread(receive_lag(requests)),
         shared_reads_excluded=int(shared.sum()),
         workers=tuple(_worker(facts, requests, client) for facts in manifest["workers"]),
         wall_steps=wall_steps(clocks),
@@ -234,11 +240,10 @@ def receive_path(
     inside = requests[window.rows(requests["intended_ns"].to_numpy(np.int64))]
     load = inside[(inside["kind"] == "load") & (inside["outcome"] == "completed")]
     ttft = load["ttft_ns"].dropna().to_numpy(np.int64)
-    apart = inside[~inside["first_token_shared_read"].fillna(False).to_numpy(bool)]
     streams = inside[(inside["kind"] == "canary") & (inside["outcome"] != "cut")]
     return ReceivePath(
         client_ttft_mean_ms=float(ttft.mean()) / 1e6 if len(ttft) else None,
         client_ttft_count=len(ttft),
-        receive_lag_s=spread(_difference(apart, "first_token_ns", "first_token_kernel_ns")),
+        receive_lag_s=spread(receive_lag(inside)),
         canary=_canary(streams, tokens, canary) if len(streams) else None,
     )

@@ -70,6 +70,13 @@ def plan_cores(config: Config, available: Sequence[int], schedule: Schedule) -> 
     return CorePlan(chosen, rest or tuple(cores))
 
 
+def polls_busily(config: Config, cores: CorePlan, number: int) -> bool:
+    """Does this worker never sleep? auto: where its core is its own and two are left beside it."""
+    if config.engine.poll != "auto":
+        return config.engine.poll == "busy"
+    return cores.workers[number] not in cores.rest and len(cores.rest) >= 2
+
+
 def _shown_cores(cores: Sequence[int]) -> str:
     return f"{cores[0]}-{cores[-1]}" if len(cores) > 4 else ", ".join(map(str, cores))
 
@@ -244,13 +251,16 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
 
 def _job(plan: Plan, number: int, slab: slabs.Slab, heads_fd: int, arena: Arena) -> dict[str, Any]:
     config = plan.config
+    busy = polls_busily(config, plan.cores, number)
+    spinning = slab.word("rows") / config.duration_s * config.engine.spin_us / 1e6
     return {
         "slab": str(slab.path),
         "heads_fd": heads_fd,
         "core": plan.cores.workers[number],
         "parent": os.getpid(),
+        "busy": busy,
         # of the time the worker spins: real-time scheduling must stay below the kernel's throttle
-        "spin_share": slab.word("rows") / config.duration_s * config.engine.spin_us / 1e6,
+        "spin_share": 1.0 if busy else spinning,
         **engine_options(config, arena, plan.addresses),
     }
 

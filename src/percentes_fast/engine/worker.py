@@ -63,6 +63,7 @@ def _settle_in(job: dict[str, Any]) -> dict[str, Any]:
     _try(refused, "timer slack", lambda: _call(_libc().prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)))
     return {
         "core": job["core"],
+        "poll": "busy" if job["busy"] else "hybrid",
         "scheduler": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
         "descriptors": raise_descriptor_limit(),
         "refused": refused,
@@ -119,6 +120,7 @@ def _engine(job: dict[str, Any], slab: slabs.Slab, descriptors: int) -> _native.
         parent_pid=job["parent"],
         end_by_finish=job["end_by_finish"],
         stamps=job["stamps"],
+        busy=job["busy"],
         replica_header=job["replica_header"],
     )
 
