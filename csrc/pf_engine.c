@@ -16,9 +16,8 @@
 
 #define EVENTS 64
 #define LONGEST_SLEEP (PF_SECOND / 10) /* the stop word is looked at this often at least */
-#define LATE_AT_STOP                                                                               \
-    (PF_SECOND / 20) /* gate G2's longest skew: older undispatched rows are lost                   \
-                      */
+/* At a stop, a row not sent for longer than gate G2's longest skew is lost, not "not due". */
+#define LATE_AT_STOP (PF_SECOND / 20)
 
 /* Does every row name a kind, a target and bytes that are there? */
 static int rows_are_sound(const struct pf_engine *engine) {

@@ -30,6 +30,9 @@ enum pf_cause pf_sock_cause(int error, enum pf_sock_phase phase) {
     case EACCES:
     case EPERM:
         return PF_CAUSE_REFUSED_HERE;
+    case ECONNRESET: /* also while dialing: accepted, then reset before it was looked at */
+    case EPIPE:
+        return PF_CAUSE_RESET;
     default:
         return phase == PF_PHASE_DIAL ? PF_CAUSE_CONNECT : PF_CAUSE_RESET;
     }

@@ -318,3 +318,11 @@ def test_without_kernel_stamps(tmp_path: Path) -> None:
     ran = ask(tmp_path, answer(GOOD), stamps=False)
     assert ran.cause == Cause.STREAM_END
     assert ran.sent_kernel_wall_ns is ran.first_token_kernel_wall_ns is None
+
+
+def test_accepted_then_reset_at_once_is_a_reset_not_a_refusal(tmp_path: Path) -> None:
+    """A dying server's kernel does this for 0.1 s: whoever looks first, the class is the same."""
+    rows = [Row(at_s=i * 0.005) for i in range(60)]
+    with raw_server(Peer.reset) as server:
+        ran = Bench(tmp_path, *rows).run(server.port)
+    assert {row.cause for row in ran} <= {Cause.RESET, Cause.NO_RESPONSE}

@@ -239,14 +239,13 @@ def _server_kind(config: Config) -> str:
 
 
 def _write_schedule(run: _Run) -> None:
-    kinds = [KIND_NAMES[kind] for kind in run.schedule.kind.tolist()]
-    names = [scheduling.TARGET_NAMES[target] for target in run.schedule.target.tolist()]
+    schedule = run.schedule
     columns = {
-        "index": range(len(run.schedule)),
-        "intended_ns": run.schedule.intended_ns,
-        "kind": kinds,
-        "target": names,
-        "template": run.schedule.template,
+        "index": range(len(schedule)),
+        "intended_ns": schedule.intended_ns,
+        "kind": buffers.named(schedule.kind, KIND_NAMES),
+        "target": buffers.named(schedule.target, scheduling.TARGET_NAMES),
+        "template": schedule.template,
     }
     run.directory.write_table("schedule", rundir.table_of("schedule", columns))
 

@@ -62,8 +62,8 @@ def to_run_clock(wall_ns: NDArray[np.int64], pairs: ClockPairs, epoch_ns: int) -
     return pa.array(times, mask=missing | stepped)
 
 
-def _codes(codes: NDArray[Any], names: Sequence[str]) -> pa.Array:
-    """A dictionary array of names from codes; negative codes are null."""
+def named(codes: NDArray[Any], names: Sequence[str]) -> pa.Array:
+    """A dictionary array of names from codes, shape (rows,); negative codes are null."""
     indices = pa.array(codes.astype(np.int32), mask=codes < 0)
     return pa.DictionaryArray.from_arrays(indices, pa.array(list(names), pa.string()))
 
@@ -103,16 +103,16 @@ def _one_worker(
     done = _values(slab, "ended_ns", "i8")
     errno = _values(slab, "errno_code", "i4")
     columns |= {
-        "kind": _codes(_values(slab, "kind", "i2"), schema.KIND_NAMES),
+        "kind": named(_values(slab, "kind", "i2"), schema.KIND_NAMES),
         "worker": pa.array(np.full(count, worker, np.int16)),
-        "target": _codes(_values(slab, "target", "i2"), targets),
+        "target": named(_values(slab, "target", "i2"), targets),
         "done_ns": pa.array(done, mask=(outcome != 0) | (done == NULL64)),
-        "cause": _codes(_values(slab, "cause", "i2"), schema.CAUSE_NAMES),
-        "outcome": _codes(outcome, schema.OUTCOMES),
-        "error_class": _codes(error_class, schema.ERROR_CLASSES),
+        "cause": named(_values(slab, "cause", "i2"), schema.CAUSE_NAMES),
+        "outcome": named(outcome, schema.OUTCOMES),
+        "error_class": named(error_class, schema.ERROR_CLASSES),
         "errno": pa.array(errno, mask=errno == 0),
-        "finish_reason": _codes(_values(slab, "finish_reason", "i2"), slab.names("finish_names")),
-        "replica": _codes(_values(slab, "replica", "i2"), slab.names("replica_names")),
+        "finish_reason": named(_values(slab, "finish_reason", "i2"), slab.names("finish_names")),
+        "replica": named(_values(slab, "replica", "i2"), slab.names("replica_names")),
         "message": _messages(slab, count),
     }
     for name in ("sent_kernel", "acked_kernel", "first_token_kernel"):
