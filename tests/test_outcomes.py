@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from percentes_fast.analysis.outcomes import count, good, judged, label
+from percentes_fast.analysis.causes import label
+from percentes_fast.analysis.outcomes import count, good, judged
 from percentes_fast.errors import DataError
 from percentes_fast.schema import CAUSE_NAMES, ERROR_CLASSES, KIND_NAMES, OUTCOMES, Cause, Kind
 from run_builder import MS, S, frame, healthy, refused, row, served

@@ -25,7 +25,7 @@ import pytest
 
 from percentes_fast import _native, schema
 from percentes_fast import config as configuration
-from percentes_fast.analysis import outcomes
+from percentes_fast.analysis import causes
 from percentes_fast.config import Config
 from percentes_fast.engine import buffers, pool, schedule, slabs
 from percentes_fast.engine.pool import Address, CorePlan, Plan, Pool, plan_cores
@@ -48,7 +48,7 @@ from raw_server import (
 SECRET = "s3cr3t"
 HEAVY = ("numpy", "pandas", "pyarrow", "scipy", "uvloop")
 WAIT_S = 30.0
-LABEL = partial(outcomes.label, usage=True)
+LABEL = partial(causes.label, usage=True)
 TARGETS = ("server", "canary")
 
 
@@ -96,7 +96,7 @@ def begin(workers: Pool) -> None:
     workers.begin(_native.clock_now() + 20_000_000)
 
 
-def causes(slab: slabs.Slab) -> list[Cause]:
+def causes_of(slab: slabs.Slab) -> list[Cause]:
     return [Cause(code) for code in slab.column("cause")]
 
 
@@ -189,8 +189,8 @@ def test_stop_ends_the_schedule(tmp_path: Path) -> None:
         until(lambda: not running.running())
         for slab in running.slabs:
             sent = slab.word("next_row")
-            assert set(causes(slab)[sent:]) <= {Cause.NOT_DUE, Cause.NEVER_SENT}
-            assert causes(slab)[-1] == Cause.NOT_DUE
+            assert set(causes_of(slab)[sent:]) <= {Cause.NOT_DUE, Cause.NEVER_SENT}
+            assert causes_of(slab)[-1] == Cause.NOT_DUE
             assert slab.word("stopped_ns") > 0
         assert [worker.process.returncode for worker in running.workers] == [0, 0]
 
@@ -213,12 +213,12 @@ def test_killed_worker(tmp_path: Path) -> None:
         until(lambda: not running.running())
         assert (kept.process.returncode, lost.process.returncode) == (0, -signal.SIGKILL)
         assert lost.slab.word("state") == slabs.STATE_RUNNING
-        found = causes(lost.slab)
+        found = causes_of(lost.slab)
         sent = lost.slab.word("next_row")
         assert set(found) <= {Cause.STREAM_END, Cause.PLAIN_END, Cause.OPEN, Cause.NEVER_SENT}
         assert Cause.OPEN in found[: sent + 1]
         assert set(found[sent + 1 :]) == {Cause.NEVER_SENT}
-        assert not {Cause.OPEN, Cause.NEVER_SENT} & set(causes(kept.slab))
+        assert not {Cause.OPEN, Cause.NEVER_SENT} & set(causes_of(kept.slab))
         table = buffers.requests_table(running.slabs, TARGETS, [], LABEL)
         by_cause = zip(table["cause"].to_pylist(), table["outcome"].to_pylist(), strict=True)
         faults = {outcome for cause, outcome in by_cause if cause in ("open", "never_sent")}
@@ -259,8 +259,8 @@ def test_killed_parent(tmp_path: Path) -> None:
     until(lambda: all(slab.word("state") == slabs.STATE_ENDED for slab in kept))
     for slab in kept:
         slab.path.unlink()
-        assert set(causes(slab)[:3]) == {Cause.CONNECT}
-        assert causes(slab)[-1] == Cause.NOT_DUE
+        assert set(causes_of(slab)[:3]) == {Cause.CONNECT}
+        assert causes_of(slab)[-1] == Cause.NOT_DUE
 
 
 # ---------------------------------------------------------------- a worker
@@ -378,7 +378,7 @@ def test_a_busy_worker_is_never_real_time(poll: str, scheduler: str | None, tmp_
         assert scheduler is None or settings["scheduler"] == scheduler
         begin(workers)
         until(lambda: not workers.running())
-        causes_seen = set(causes(workers.slabs[0]))
+        causes_seen = set(causes_of(workers.slabs[0]))
         assert Cause.STREAM_END in causes_seen
         assert Cause.NEVER_SENT not in causes_seen
         if poll == "busy":

@@ -98,9 +98,9 @@ def _measuring() -> Any:
 
 
 def _label(usage: bool) -> Any:
-    from percentes_fast.analysis import outcomes
+    from percentes_fast.analysis import causes
 
-    return partial(outcomes.label, usage=usage)
+    return partial(causes.label, usage=usage)
 
 
 def _watcher(loaded: Any, quiet: bool) -> Any:
