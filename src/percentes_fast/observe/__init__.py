@@ -1,1 +1,0 @@
-"""Measuring: what is read beside the load."""
