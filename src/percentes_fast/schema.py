@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+WALL_STEP_NS = 1_000_000  # a step of the wall clock beyond it is reported, and no stamp trusted
+
 NULL64 = -(2**63)
 NULL32 = -(2**31)
 NULL16 = -(2**15)

@@ -15,9 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from percentes_fast.analysis.windows import SECOND, Seconds, Window, nearest_rank
+from percentes_fast.schema import WALL_STEP_NS
 
 BUSY_SPAN_NS = 5 * SECOND
-WALL_STEP_NS = 1_000_000
 Ints = NDArray[np.int64]
 
 

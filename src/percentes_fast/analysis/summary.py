@@ -21,7 +21,7 @@ from percentes_fast.analysis import client as clients
 from percentes_fast.analysis import gates as gating
 from percentes_fast.analysis import inflight, outage, recovery, windows
 from percentes_fast.analysis.incidence import Incidence, completion_incidence
-from percentes_fast.analysis.outcomes import count, good, judged
+from percentes_fast.analysis.outcomes import Counts, count, good, judged
 from percentes_fast.analysis.tree import (
     Analysis,
     DetectorReport,
@@ -308,19 +308,14 @@ def _outage_outcomes(facts: _Facts, gone: outage.Outage | None) -> dict[str, Any
     rows = facts.load[span.rows(facts.load["intended_ns"].to_numpy(np.int64))]
     counts = count(rows)
     return {
-        "total": counts.scheduled,
-        "completed": counts.completed,
-        "errored": counts.errored,
-        "censored": counts.censored,
+        **_published(counts),
         "client_fault": counts.client_fault,
         "errored_by_class": counts.errored_by_class,
     }
 
 
-def _determinate(table: inflight.InFlight | None) -> dict[str, int] | None:
-    if table is None:
-        return None
-    counts = table.determinate
+def _published(counts: Counts) -> dict[str, int]:
+    """Counts under the published names."""
     return {
         "total": counts.scheduled,
         "completed": counts.completed,
@@ -336,6 +331,7 @@ def _summary(
     cuts: tuple[Window, ...],
 ) -> Summary:
     manifest, load = facts.run.manifest, facts.load
+    by_window = _by_window(load, cuts)
     reports = tuple(
         windows.report_window(cut, load, facts.tokens, facts.ttft_ns, facts.e2e_ns) for cut in cuts
     )
@@ -365,7 +361,7 @@ def _summary(
         in_flight_loss_fraction=compat.loss_fraction if compat else None,
         in_flight_errored_by_class=compat.errored_by_class if compat else None,
         in_flight_indeterminate=compat.indeterminate.scheduled if compat else None,
-        in_flight_determinate=_determinate(compat),
+        in_flight_determinate=_published(compat.determinate) if compat else None,
         in_flight=caught,
         outage_outcomes=_outage_outcomes(facts, gone),
         fire_uncertainty_s=Seconds.of(facts.kill.uncertainty_ns) if facts.kill else None,
@@ -377,34 +373,30 @@ def _summary(
         gates=gate_list,
         client=own,
         windows=reports,
-        modal_latencies=_modes(facts, cuts),
-        incidence=_incidences(facts, cuts),
-        receive_path={
-            cut.name: clients.receive_path(
-                cut, facts.rows, facts.run.token_times, facts.config["canary"]
-            )
-            for cut in cuts
-        },
+        modal_latencies=_modes(facts, by_window),
+        incidence={n: _incidence(r, facts.plan.timeout_ns) for n, r in by_window.items()},
+        receive_path=_receive_paths(facts, cuts),
         goodput_by_second=windows.goodput_series(
             load, facts.plan.end_ns, facts.ttft_ns, facts.e2e_ns
         ),
     )
 
 
-def _modes(facts: _Facts, cuts: tuple[Window, ...]) -> tuple[windows.Mode, ...]:
-    intended = facts.load["intended_ns"].to_numpy(np.int64)
-    by_name = {cut.name: facts.load[cut.rows(intended)] for cut in cuts}
-    if "fault" not in by_name:
+def _by_window(load: pd.DataFrame, cuts: tuple[Window, ...]) -> dict[str, pd.DataFrame]:
+    intended = load["intended_ns"].to_numpy(np.int64)
+    return {cut.name: load[cut.rows(intended)] for cut in cuts}
+
+
+def _receive_paths(facts: _Facts, cuts: tuple[Window, ...]) -> dict[str, clients.ReceivePath]:
+    tokens, canary = facts.run.token_times, facts.config["canary"]
+    return {cut.name: clients.receive_path(cut, facts.rows, tokens, canary) for cut in cuts}
+
+
+def _modes(facts: _Facts, by_window: Mapping[str, pd.DataFrame]) -> tuple[windows.Mode, ...]:
+    if "fault" not in by_window:
         return ()
-    before = by_name.get("baseline", facts.load.iloc[:0])
-    return windows.modes(by_name["fault"], before, facts.ttft_ns, facts.e2e_ns)
-
-
-def _incidences(facts: _Facts, cuts: tuple[Window, ...]) -> dict[str, IncidenceReport]:
-    intended = facts.load["intended_ns"].to_numpy(np.int64)
-    return {
-        cut.name: _incidence(facts.load[cut.rows(intended)], facts.plan.timeout_ns) for cut in cuts
-    }
+    before = by_window.get("baseline", facts.load.iloc[:0])
+    return windows.modes(by_window["fault"], before, facts.ttft_ns, facts.e2e_ns)
 
 
 def _points(load: pd.DataFrame) -> Points:

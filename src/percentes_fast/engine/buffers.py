@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from percentes_fast import schema
 from percentes_fast.engine.slabs import Slab
 from percentes_fast.errors import DataError
-from percentes_fast.schema import NULL64, NULL_OF
-
-WALL_STEP_NS = 1_000_000  # a step of the wall clock beyond it is reported, and no stamp trusted
+from percentes_fast.schema import NULL64, NULL_OF, WALL_STEP_NS
 
 ClockPairs = Sequence[tuple[int, int, int]]
 Label = Callable[[Mapping[str, NDArray[Any]]], tuple[NDArray[np.int8], NDArray[np.int8]]]

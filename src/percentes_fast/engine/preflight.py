@@ -85,7 +85,8 @@ def ask(
 
 def _run(config: Config, slab: slabs.Slab, arena: Any, addresses: Sequence[pool.Address]) -> None:
     options = pool.engine_options(config, arena, addresses)
-    tails = [tail.encode("latin-1") for tail in options.pop("tails")]
+    del options["tails"]  # text for a job's JSON; here the bytes themselves are at hand
+    tails = list(arena.tails)
     engine = _native.Engine(slab.memory, arena.heads, tails, max_connections=1, **options)
     slab.set_word("epoch_ns", time.monotonic_ns())
     thread = threading.Thread(target=engine.run)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from percentes_fast.errors import ClientError, ConfigError, TargetError
+from percentes_fast.rundir import read_log
 
 PR_SET_CHILD_SUBREAPER = 36
 STOP_GRACE_S = 5.0
@@ -116,10 +117,8 @@ def split_command(text: str) -> list[str]:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_bytes().splitlines() if b" o " in line[:24]]
-    if not lines:
-        return "(it printed none)"
-    return lines[-1].split(b" o ", 1)[1].decode("utf-8", "replace").strip()[:200]
+    lines = [text for _, mark, text in read_log(log) if mark == "o"]
+    return lines[-1].strip()[:200] if lines else "(it printed none)"
 
 
 class _Supervisor:
