@@ -50,7 +50,6 @@ struct pf_engine {
     int64_t rows; /* of the slab */
     int64_t next; /* first row not yet sent */
     int64_t in_flight;
-    int64_t draining; /* connections whose row has ended but not their body */
     uint8_t *buffer;
 
     /* the read under way */

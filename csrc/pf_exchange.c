@@ -29,7 +29,6 @@ static void settle_row(struct pf_engine *engine, int64_t row, enum pf_cause caus
 }
 
 static void close_conn(struct pf_engine *engine, struct pf_conn *conn) {
-    if (conn->state == PF_CONN_DRAINING) engine->draining--;
     pf_conns_dequeue(&engine->conns, conn);
     pf_sock_close(conn->fd);
     pf_conns_release(&engine->conns, conn);
@@ -197,10 +196,7 @@ static int body_ended(struct pf_engine *engine, struct pf_conn *conn, size_t lef
     if (conn->state != PF_CONN_DRAINING) {
         enum pf_cause cause = pf_answer_cause_at_end(engine, conn);
         settle_row(engine, conn->row, cause, 0, engine->read_ns);
-    } else {
-        engine->draining--;
     }
-    conn->state = PF_CONN_WAITING;
     if (left_over > 0 || conn->http.close || !whole_request) {
         close_conn(engine, conn);
         return 0;
@@ -217,7 +213,6 @@ static int take_body(struct pf_engine *engine, struct pf_conn *conn, struct pf_s
     if (cause == PF_CAUSE_STREAM_END) {
         settle_row(engine, conn->row, cause, 0, engine->read_ns);
         conn->state = PF_CONN_DRAINING;
-        engine->draining++;
         return 1;
     }
     settle_and_close(engine, conn, cause, 0, engine->read_ns);

@@ -9,7 +9,7 @@ one function each; the parsers have test entry points that feed them any pieces.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset, strlen
+from libc.string cimport memcpy, memset
 
 from percentes_fast.errors import ClientError
 
@@ -57,7 +57,6 @@ cdef extern from "<time.h>":
 
 cdef extern from "pf_slab.h":
     """
-    #define PF_TYPE_SIGNED 1
     struct pf_named { const char *name; size_t size; int64_t null; };
     #define X(name, type, null) {#name, sizeof(type), (int64_t)(null)},
     static const struct pf_named PF_COLUMN_LIST[] = {PF_COLUMNS(X) {0, 0, 0}};

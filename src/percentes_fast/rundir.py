@@ -28,7 +28,6 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 FAULT = "fault.json"
 SERVER_LOG = "server.log"
-REPORT = "report.json"
 STATES = ("preparing", "running", "complete", "partial")
 MANIFEST_KEYS = {
     "run_id": str,
