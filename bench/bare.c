@@ -18,7 +18,7 @@
 
 #define EVENTS 64
 
-static char data[65536];
+static char data[262144];
 
 static int dial(int port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
@@ -62,7 +62,8 @@ int main(int argc, char **argv) {
         if (count == 0) idle += pf_clock_now() - before;
         for (int i = 0; i < count; i++) {
             ssize_t n = recv(events[i].data.fd, data, sizeof data, MSG_DONTWAIT);
-            if (n <= 0) continue;
+            if (n == 0) exit(1); /* dropped by the server: it could not keep up */
+            if (n < 0) continue;
             reads++;
             if (!first) first = pf_clock_now();
             if (memmem(data, (size_t)n, "[DONE]", 6)) left--;

@@ -8,6 +8,7 @@ the responder in another on the first, and joins what both saw by the request's 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import signal
@@ -25,6 +26,8 @@ import numpy as np
 
 from percentes_fast import _native
 from percentes_fast.engine import slabs
+from percentes_fast.engine.pool import busy_share
+from percentes_fast.engine.worker import REAL_TIME_SHARE
 from percentes_fast.schema import NULL64, Cause, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +46,7 @@ class Load:
     gap_us: int = 10_000
     poll: str = "hybrid"
     stamps: bool = True
+    rehearse: bool = True
     seed: int = 1
 
 
@@ -148,14 +152,22 @@ def _times(load: Load) -> np.ndarray[Any, Any]:
     return np.rint(np.cumsum(gaps) * SECOND).astype(np.int64)
 
 
+def _share(load: Load) -> float:
+    """Of its core that the engine keeps busy, as the pool reckons it."""
+    rate = load.rate or math.inf
+    streams_s = load.ttft_us / 1e6 + load.tokens * load.gap_us / 1e6
+    tokens_s = min(rate * load.tokens, load.count * load.tokens / streams_s)
+    return busy_share(rate, tokens_s, 0.0005)
+
+
 def _drive(load: Load, slab: slabs.Slab, heads: bytes, port: int) -> None:
     pid = os.fork()
     if pid == 0:
-        spin_share = 1.0 if load.rate is None else load.rate * 0.0005
-        _favour(cores()[0], real_time=load.poll == "hybrid" and spin_share < 0.5)
+        _favour(cores()[0], real_time=load.poll == "hybrid" and _share(load) < REAL_TIME_SHARE)
         engine = _native.Engine(
             slab.memory, heads, [BODY], [("127.0.0.1", port)], [60 * SECOND] * 4, [False] * 4,
             max_connections=load.count, busy=load.poll == "busy", stamps=load.stamps,
+            rehearse=load.rehearse,
         )  # fmt: skip
         slab.set_word("epoch_ns", time.monotonic_ns() + 50_000_000)
         engine.run()

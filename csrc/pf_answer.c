@@ -69,7 +69,6 @@ void pf_answer_head(struct pf_engine *engine, struct pf_conn *conn) {
         engine->slab.replica[conn->row] =
             intern(engine, engine->slab.replica_names, PF_WORD_replica_names_used, http->replica,
                    http->replica_length);
-    engine->read_items++;
     if (http->status != 200) pf_json_begin(&conn->sse.json);
 }
 
@@ -96,6 +95,7 @@ static void note_token_line(struct pf_engine *engine, int32_t row, int32_t event
     slab->token_row[at] = row;
     slab->token_event[at] = event;
     slab->token_same_read[at] = engine->read_tokens > 0;
+    engine->read_token_line = at;
     pf_slab_store(slab, PF_WORD_tokens_used, at + 1);
 }
 
@@ -103,7 +103,7 @@ static void note_first_token(struct pf_engine *engine, int32_t row) {
     struct pf_slab *slab = &engine->slab;
     slab->first_token_ns[row] = engine->read_ns;
     slab->first_token_kernel_wall_ns[row] = engine->read_stamp_wall;
-    slab->first_token_shared_read[row] = engine->read_items > 0;
+    slab->first_token_shared_read[row] = 0; /* whatever follows in this read sets it */
     engine->first_token_row = row;
 }
 
@@ -150,13 +150,27 @@ static enum pf_cause take_json(struct pf_engine *engine, struct pf_conn *conn) {
     return PF_CAUSE_OPEN;
 }
 
-static enum pf_cause take_event(struct pf_engine *engine, struct pf_conn *conn) {
+/* The read holds bytes after its last token: the kernel's stamp is of the newest segment, so it may
+ * not be that token's own. The first token's is kept as a bound and marked, another's is unknown.
+ */
+static void note_later_bytes(struct pf_engine *engine, const struct pf_conn *conn) {
     if (engine->first_token_row == conn->row) engine->slab.first_token_shared_read[conn->row] = 1;
+    if (engine->read_token_line < 0) return;
+    engine->slab.token_kernel_wall_ns[engine->read_token_line] = PF_NULL64;
+    engine->read_token_line = -1;
+}
+
+static enum pf_cause take_event(struct pf_engine *engine, struct pf_conn *conn) {
+    note_later_bytes(engine, conn);
     enum pf_cause cause = PF_CAUSE_ERROR_EVENT; /* an error in plain words */
     if (conn->sse.payload == PF_SSE_DONE) cause = PF_CAUSE_STREAM_END;
     if (conn->sse.payload == PF_SSE_JSON) cause = take_json(engine, conn);
-    engine->read_items++;
     return cause;
+}
+
+/* Bytes that ended no event: is there more than the LF of a CR LF? */
+static int begins_an_event(const uint8_t *bytes, size_t count) {
+    return count > 1 || (count == 1 && bytes[0] != '\n');
 }
 
 enum pf_cause pf_answer_body(struct pf_engine *engine, struct pf_conn *conn, struct pf_span body) {
@@ -170,7 +184,10 @@ enum pf_cause pf_answer_body(struct pf_engine *engine, struct pf_conn *conn, str
         int result = pf_sse_feed(&conn->sse, body.data, body.length, &used);
         body.data += used;
         body.length -= used;
-        if (result == PF_AGAIN) return PF_CAUSE_OPEN;
+        if (result == PF_AGAIN) {
+            if (begins_an_event(body.data - used, used)) note_later_bytes(engine, conn);
+            return PF_CAUSE_OPEN;
+        }
         if (result == PF_BAD) return PF_CAUSE_BAD_EVENT;
         enum pf_cause cause = take_event(engine, conn);
         if (cause != PF_CAUSE_OPEN) return cause;

@@ -18,6 +18,12 @@
 #define LONGEST_SLEEP (PF_SECOND / 10) /* the stop word is looked at this often at least */
 /* At a stop, a row not sent for longer than gate G2's longest skew is lost, not "not due". */
 #define LATE_AT_STOP (PF_SECOND / 20)
+#define SEND_GUARD 10000 /* about two reads */
+/* Rehearsals of the next send begin so long before it is due, and none later than the last: a cold
+ * one takes 60 us (docs/PERFORMANCE.md). */
+#define REHEARSALS 2
+static const pf_ns REHEARSE_BEFORE[REHEARSALS] = {300000, 120000};
+#define REHEARSE_LAST 70000
 
 /* Does every row name a kind, a target and bytes that are there? */
 static int rows_are_sound(const struct pf_engine *engine) {
@@ -39,7 +45,7 @@ int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup
                    size_t bytes) {
     memset(engine, 0, sizeof *engine);
     engine->setup = *setup;
-    engine->poller = -1;
+    engine->poller = engine->warm.from = engine->warm.to = -1;
     if (pf_slab_open(&engine->slab, base, bytes) != 0) return -EINVAL;
     engine->rows = engine->slab.words[PF_WORD_rows];
     if (!rows_are_sound(engine)) return -EINVAL;
@@ -51,6 +57,7 @@ int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup
         return -ENOMEM;
     }
     memset(engine->buffer, 0, PF_READ_BYTES); /* touched before the run, not at the first read */
+    if (setup->rehearse) engine->rehearses = pf_warm_open(&engine->warm, setup->stamps) == 0;
     return 0;
 }
 
@@ -62,6 +69,7 @@ void pf_engine_destroy(struct pf_engine *engine) {
         pf_conns_destroy(&engine->conns);
     }
     if (engine->poller >= 0) close(engine->poller);
+    pf_warm_close(&engine->warm);
     free(engine->buffer);
     engine->buffer = NULL;
     engine->poller = -1;
@@ -72,8 +80,11 @@ static pf_ns next_due(const struct pf_engine *engine) {
     return engine->slab.intended_ns[engine->next] + engine->epoch;
 }
 
+/* A send that is due within the guard is waited for: one read more would make it late. */
 static void send_due(struct pf_engine *engine, pf_ns now) {
-    while (next_due(engine) <= now) {
+    pf_ns due;
+    while ((due = next_due(engine)) <= now + SEND_GUARD) {
+        if (due > now) now = pf_clock_wait(due, SEND_GUARD);
         int64_t row = engine->next++;
         pf_slab_store(&engine->slab, PF_WORD_next_row, engine->next);
         pf_exchange_start(engine, row);
@@ -154,6 +165,26 @@ static pf_ns sleep_time(const struct pf_engine *engine, pf_ns now) {
     return until > now ? until - now : 0;
 }
 
+static void rehearse(struct pf_engine *engine, pf_ns now) {
+    int64_t row = engine->next;
+    if (row >= engine->rows) return;
+    if (engine->rehearsed_row != row) engine->rehearsals = 0;
+    engine->rehearsed_row = row;
+    pf_ns left = next_due(engine) - now;
+    if (engine->rehearsals == REHEARSALS || left < REHEARSE_LAST ||
+        left > REHEARSE_BEFORE[engine->rehearsals])
+        return;
+    struct pf_slab *slab = &engine->slab;
+    struct iovec parts[2] = {
+        {.iov_base = (void *)(uintptr_t)(engine->setup.heads + slab->head_offset[row]),
+         .iov_len = (size_t)slab->head_length[row]},
+        engine->setup.tails[slab->tail[row]]};
+    int32_t idle = engine->conns.idle[slab->target[row]].last;
+    pf_warm_rehearse(&engine->warm, parts, idle < 0 ? -1 : engine->conns.table[idle].fd);
+    engine->rehearsals++;
+    pf_slab_add(slab, PF_WORD_rehearsals, 1);
+}
+
 static void serve(struct pf_engine *engine, const struct epoll_event *events, int count) {
     for (int i = 0; i < count; i++) {
         struct pf_conn *conn = &engine->conns.table[(uint32_t)events[i].data.u64];
@@ -170,6 +201,7 @@ static void turn(struct pf_engine *engine) {
     send_due(engine, before);
     expire(engine, before);
     close_second(engine, before);
+    if (engine->rehearses) rehearse(engine, before);
     pf_ns now = engine->next == row ? before : pf_clock_now();
     pf_ns sleep = sleep_time(engine, now);
     int count = pf_sock_poll(engine->poller, events, EVENTS, sleep);

@@ -13,6 +13,7 @@
 
 #include "pf_conn.h"
 #include "pf_slab.h"
+#include "pf_warm.h"
 
 #define PF_READ_BYTES (64 * 1024)
 #define PF_TARGETS 64
@@ -38,6 +39,7 @@ struct pf_engine_setup {
     uint8_t end_by_finish; /* the finish reason is the stream's end (servers without [DONE]) */
     uint8_t stamps;        /* kernel send and receive stamps */
     uint8_t busy;          /* never sleep: poll for nothing all the time */
+    uint8_t rehearse;      /* keep the send's path warm (pf_warm.h) */
     char replica_header[PF_HTTP_NAME + 1]; /* lower case, or empty */
 };
 
@@ -51,13 +53,17 @@ struct pf_engine {
     int64_t next; /* first row not yet sent */
     int64_t in_flight;
     uint8_t *buffer;
+    struct pf_warm warm;
+    int64_t rehearsed_row; /* the row that `rehearsals` have been made for */
+    int rehearsals;
+    int rehearses; /* asked for, and loopback is there */
 
     /* the read under way */
     pf_ns read_ns; /* relative to the epoch */
     pf_ns read_stamp_wall;
-    int32_t read_items;      /* header blocks and events it has shown so far */
     int32_t read_tokens;     /* content events it has shown so far */
     int32_t first_token_row; /* whose first token it carried, or -1 */
+    int64_t read_token_line; /* the last token's line, while nothing came after it; or -1 */
 
     /* the second under way */
     pf_ns next_second; /* relative */

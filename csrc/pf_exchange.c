@@ -258,9 +258,9 @@ static void peer_closed(struct pf_engine *engine, struct pf_conn *conn) {
 static void begin_read(struct pf_engine *engine, pf_ns stamp_wall) {
     engine->read_ns = run_time(engine);
     engine->read_stamp_wall = stamp_wall;
-    engine->read_items = 0;
     engine->read_tokens = 0;
     engine->first_token_row = -1;
+    engine->read_token_line = -1;
     engine->second_reads++;
 }
 

@@ -17,17 +17,18 @@
 
 #include "pf_sock.h"
 
-#define PEERS 4096
+#define PEERS 16384
 #define EVENTS 64
+#define MOST_A_SEND 64 /* events */
 #define HEAD_BYTES 2048
 
 struct peer {
-    int fd;      /* -1: free */
+    int fd;      /* -1: free; then `heap_at` is the next free one */
     int heap_at; /* -1: nothing due */
     size_t head_length;
     size_t body_left; /* of the request */
     int in_body;
-    int64_t tokens, sent, index;
+    int64_t tokens, sent, index, per_send;
     pf_ns gap_ns, due_ns;
     char head[HEAD_BYTES + 1];
     size_t ahead_length; /* of bytes that came while a stream was under way */
@@ -39,6 +40,9 @@ struct responder {
     struct peer *peers;
     int heap[PEERS];
     int due_count;
+    int used, first_free; /* entries ever handed out; head of the free list or -1 */
+    char token[256];      /* one token's chunk, the same for all but the last */
+    size_t token_length;
     pf_ns read_stamp_wall; /* of the read under way */
     const struct pf_responder_log *log;
     struct pf_responder_stats *stats;
@@ -93,6 +97,8 @@ static void drop(struct responder *r, int peer) {
     heap_remove(r, peer);
     close(r->peers[peer].fd);
     r->peers[peer].fd = -1;
+    r->peers[peer].heap_at = r->first_free;
+    r->first_free = peer;
 }
 
 static int64_t query(const char *head, const char *name, int64_t otherwise) {
@@ -129,10 +135,10 @@ static void log_request(struct responder *r, int64_t index, pf_ns now) {
     memcpy(r->log->requests[at], line, sizeof line);
 }
 
-static void log_event(struct responder *r, const struct peer *peer, pf_ns now) {
+static void log_event(struct responder *r, const struct peer *peer, int64_t event, pf_ns now) {
     int64_t at = r->stats->events++;
     if (at >= r->log->events_capacity) return;
-    int64_t line[3] = {peer->index, peer->sent, now};
+    int64_t line[3] = {peer->index, event, now};
     memcpy(r->log->events[at], line, sizeof line);
 }
 
@@ -147,6 +153,8 @@ static int begin_answer(struct responder *r, int index) {
     peer->head_length = 0;
     if (strncmp(peer->head, "GET ", 4) == 0) return reply(peer, EMPTY, sizeof EMPTY - 1);
     peer->tokens = query(peer->head, "tokens=", 32);
+    peer->per_send = query(peer->head, "per_send=", 1);
+    if (peer->per_send < 1 || peer->per_send > MOST_A_SEND) return 0;
     peer->gap_ns = query(peer->head, "gap_us=", 10000) * 1000;
     peer->due_ns = now + query(peer->head, "ttft_us=", 20000) * 1000;
     peer->sent = 0;
@@ -161,26 +169,42 @@ static int chunk(char *to, size_t room, const char *event) {
     return snprintf(to, room, "%zx\r\n%s\r\n", strlen(event), event);
 }
 
-/* The next event, with the head before the first and the stream's end after the last. */
-static int send_event(struct peer *peer) {
-    char text[1024], event[256];
-    int at = 0, last = peer->sent == peer->tokens - 1;
-    if (peer->sent == 0) at = snprintf(text, sizeof text, "%s", STREAM_HEAD);
+static int token_chunk(char *to, size_t room, const char *finish) {
+    char event[200];
     snprintf(event, sizeof event,
              "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"tok \"},"
              "\"finish_reason\":%s}]}\n\n",
-             last ? "\"length\"" : "null");
-    at += chunk(text + at, sizeof text - (size_t)at, event);
-    if (last) {
-        snprintf(event, sizeof event,
-                 "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":%lld}}"
-                 "\n\n",
-                 (long long)peer->tokens);
-        at += chunk(text + at, sizeof text - (size_t)at, event);
-        at += chunk(text + at, sizeof text - (size_t)at, "data: [DONE]\n\n");
-        at += snprintf(text + at, sizeof text - (size_t)at, "0\r\n\r\n");
+             finish);
+    return chunk(to, room, event);
+}
+
+/* The last event, the usage event and the ends of stream and body. */
+static size_t last_chunks(char *to, size_t room, int64_t tokens) {
+    char event[200];
+    int at = token_chunk(to, room, "\"length\"");
+    snprintf(
+        event, sizeof event,
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":%lld}}\n\n",
+        (long long)tokens);
+    at += chunk(to + at, room - (size_t)at, event);
+    at += chunk(to + at, room - (size_t)at, "data: [DONE]\n\n");
+    at += snprintf(to + at, room - (size_t)at, "0\r\n\r\n");
+    return (size_t)at;
+}
+
+/* The next `count` events in one send, with the head before the first of all. */
+static int send_events(const struct responder *r, const struct peer *peer, int64_t count) {
+    char text[MOST_A_SEND * sizeof r->token + 1024];
+    size_t at = 0;
+    if (peer->sent == 0) {
+        at = sizeof STREAM_HEAD - 1;
+        memcpy(text, STREAM_HEAD, at);
     }
-    return reply(peer, text, (size_t)at);
+    int ends = peer->sent + count == peer->tokens;
+    for (int64_t i = 0; i < count - ends; i++, at += r->token_length)
+        memcpy(text + at, r->token, r->token_length);
+    if (ends) at += last_chunks(text + at, sizeof text - at, peer->tokens);
+    return reply(peer, text, at);
 }
 
 static int take(struct responder *r, int index, const char *data, size_t length);
@@ -201,26 +225,31 @@ static int keep_ahead(struct peer *peer, const char *data, size_t length) {
     return 1;
 }
 
+/* What is due on one stream goes out; 1: it goes on, 0: it has ended, -1: the peer is gone. */
+static int send_next(struct responder *r, struct peer *peer) {
+    pf_ns at = pf_clock_now(), late = at - peer->due_ns;
+    int64_t left = peer->tokens - peer->sent;
+    int64_t count = peer->per_send < left ? peer->per_send : left;
+    if (late > r->stats->late_max_ns) r->stats->late_max_ns = late;
+    r->stats->late_sum_ns += late;
+    for (int64_t i = 0; i < count; i++)
+        log_event(r, peer, peer->sent + i, at);
+    if (!send_events(r, peer, count)) return -1;
+    peer->due_ns = peer->gap_ns ? peer->due_ns + peer->gap_ns : at; /* 0: in turn with others */
+    peer->sent += count;
+    return peer->sent < peer->tokens;
+}
+
 static void send_due(struct responder *r, pf_ns now) {
     while (r->due_count > 0 && due_at(r, 0) <= now) {
         int index = r->heap[0];
-        struct peer *peer = &r->peers[index];
-        pf_ns at = pf_clock_now();
-        pf_ns late = at - peer->due_ns;
-        if (late > r->stats->late_max_ns) r->stats->late_max_ns = late;
-        r->stats->late_sum_ns += late;
-        log_event(r, peer, at);
-        if (!send_event(peer)) {
-            drop(r, index);
-            continue;
-        }
-        peer->due_ns += peer->gap_ns;
-        if (++peer->sent < peer->tokens) {
+        int goes_on = send_next(r, &r->peers[index]);
+        if (goes_on > 0) {
             heap_settle(r, 0);
             continue;
         }
-        heap_remove(r, index);
-        if (!take_ahead(r, index)) drop(r, index);
+        if (goes_on == 0) heap_remove(r, index);
+        if (goes_on < 0 || !take_ahead(r, index)) drop(r, index);
     }
 }
 
@@ -263,16 +292,18 @@ static void serve_peer(struct responder *r, int index) {
     }
 }
 
-static int free_peer(const struct responder *r) {
-    for (int i = 0; i < PEERS; i++)
-        if (r->peers[i].fd < 0) return i;
-    return -1;
+/* A free entry, or -1. */
+static int take_peer(struct responder *r) {
+    int index = r->first_free;
+    if (index < 0) return r->used < PEERS ? r->used++ : -1;
+    r->first_free = r->peers[index].heap_at;
+    return index;
 }
 
 static void accept_peer(struct responder *r) {
-    int one = 1, index = free_peer(r);
-    int fd = accept4(r->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int one = 1, fd = accept4(r->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;
+    int index = take_peer(r);
     if (index < 0) {
         close(fd);
         return;
@@ -306,19 +337,18 @@ static int turn(struct responder *r, pf_ns spin_ns) {
 
 int pf_responder_run(int listener, int parent_pid, pf_ns spin_ns, const volatile int *stop,
                      const struct pf_responder_log *log, struct pf_responder_stats *stats) {
-    struct responder r = {.listener = listener, .log = log, .stats = stats};
+    struct responder r = {.listener = listener, .first_free = -1, .log = log, .stats = stats};
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = PEERS};
     memset(stats, 0, sizeof *stats);
     if (log->requests_capacity > 0) pf_sock_stamp_reads(listener);
     r.peers = calloc(PEERS, sizeof *r.peers);
     r.poller = epoll_create1(EPOLL_CLOEXEC);
     int result = !r.peers || r.poller < 0 ? -ENOMEM : 0;
-    for (int i = 0; result == 0 && i < PEERS; i++)
-        r.peers[i].fd = r.peers[i].heap_at = -1;
+    r.token_length = (size_t)token_chunk(r.token, sizeof r.token, "null");
     if (result == 0) epoll_ctl(r.poller, EPOLL_CTL_ADD, listener, &event);
     while (result == 0 && !*stop && (parent_pid == 0 || getppid() == parent_pid))
         result = turn(&r, spin_ns);
-    for (int i = 0; r.peers && i < PEERS; i++)
+    for (int i = 0; i < r.used; i++)
         if (r.peers[i].fd >= 0) close(r.peers[i].fd);
     if (r.poller >= 0) close(r.poller);
     free(r.peers);

@@ -1,8 +1,9 @@
 /* Known-timing server: answers every request with a stream whose event times are given in its
  * query.
  *
- * Does: `POST /anything?ttft_us=20000&gap_us=10000&tokens=32` -> chat-completion events at exactly
- *       ttft, ttft + gap, ... after the request's last byte was read; GET -> 200, empty.
+ * Does: `POST /anything?ttft_us=20000&gap_us=10000&tokens=32&per_send=1` -> chat-completion events
+ *       at exactly ttft, ttft + gap, ... after the request's last byte was read, `per_send` of them
+ *       (at most 64) in one send; GET -> 200, empty.
  * Never: is a simulation of a server (servers/mock.py is): it exists to be on time.
  */
 #ifndef PF_RESPONDER_H

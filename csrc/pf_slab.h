@@ -45,7 +45,8 @@
     X(reuses)                                                                                      \
     X(closed_while_idle)                                                                           \
     X(stamps_refused)                                                                              \
-    X(stamps_unmatched)
+    X(stamps_unmatched)                                                                            \
+    X(rehearsals)
 
 enum pf_word {
 #define X(name) PF_WORD_##name,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from percentes_fast.schema import Cause, Kind
+from percentes_fast.schema import NULL64, Cause, Kind
 from raw_server import (
     CHUNKED,
     DONE,
@@ -195,6 +195,46 @@ def test_many_events_in_one_read(tmp_path: Path) -> None:
     assert bench.tokens("row") == [0, 0, 0]
     assert set(bench.tokens("time_ns")) == {ran.first_token_ns} == {ran.last_token_ns}
     assert ran.first_token_shared_read == 1
+
+
+def first_read(tmp_path: Path, *pieces: bytes) -> tuple[Bench, Any]:
+    """A stream whose first pieces come in one segment, the rest once they were taken in."""
+    bench = Bench(tmp_path, Row())
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(b"".join(pieces))
+        bench.until(lambda ran: ran.content_events)
+        peer.send(stream(token(finish="stop"), usage(2), DONE)[len(CHUNKED) :])
+        peer.await_close()
+
+    with raw_server(script) as server:
+        return bench, bench.run(server.port)[0]
+
+
+def test_a_head_in_the_read_of_the_first_token_leaves_its_stamp_exact(tmp_path: Path) -> None:
+    bench, ran = first_read(tmp_path, CHUNKED, chunk(token()))
+    assert ran.cause == Cause.STREAM_END
+    assert ran.first_token_shared_read == 0
+    assert bench.tokens("kernel_wall_ns")[0] == ran.first_token_kernel_wall_ns
+
+
+@pytest.mark.parametrize("after", [b": ping\n", b"event: x\n", b"d"])
+def test_bytes_after_the_first_token_make_its_stamp_a_bound(tmp_path: Path, after: bytes) -> None:
+    later = chunk(after + b"\n" if after == b"d" else after)  # a field without a value
+    bench, ran = first_read(tmp_path, CHUNKED, chunk(token()), later)
+    assert ran.cause == Cause.STREAM_END
+    assert ran.first_token_shared_read == 1
+    assert ran.first_token_kernel_wall_ns is not None
+    assert bench.tokens("kernel_wall_ns")[0] == NULL64
+
+
+def test_the_line_feed_of_a_cr_lf_is_part_of_its_event(tmp_path: Path) -> None:
+    event = token().replace(b"\n", b"\r\n")
+    assert event.endswith(b"\r\n\r\n")
+    bench, ran = first_read(tmp_path, CHUNKED, chunk(event))
+    assert ran.first_token_shared_read == 0
+    assert bench.tokens("kernel_wall_ns")[0] != NULL64
 
 
 def test_an_event_a_read(tmp_path: Path) -> None:

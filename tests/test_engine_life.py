@@ -298,7 +298,9 @@ def test_kernel_stamps_stand_between_the_user_s(tmp_path: Path) -> None:
         for row in waiting:
             peer.request()
             bench.until(lambda ran: ran.acked_kernel_wall_ns, row)
-            peer.send(CHUNKED, chunk(token()), chunk(DONE) + LAST_CHUNK)
+            peer.send(CHUNKED, chunk(token()))
+            bench.until(lambda ran: ran.content_events, row)  # in a read of its own
+            peer.send(chunk(DONE) + LAST_CHUNK)
 
     with raw_server(script) as server:
         rows = bench.run(server.port)
@@ -312,6 +314,28 @@ def test_kernel_stamps_stand_between_the_user_s(tmp_path: Path) -> None:
     assert bench.slab.word("stamps_refused") == 0
     assert bench.slab.word("stamps_unmatched") == 0
     assert all(stamp > 0 for stamp in bench.tokens("kernel_wall_ns"))
+
+
+@pytest.mark.parametrize("rehearse", [True, False])
+def test_a_rehearsal_reaches_no_target(rehearse: bool, tmp_path: Path) -> None:
+    """The server sees the same connections and bytes, whether sends are rehearsed or not."""
+    bench = Bench(tmp_path, *(Row(i * 0.05) for i in range(1, 9)))
+    requests: list[bytes] = []
+    peers: list[Peer] = []
+
+    def script(peer: Peer) -> None:
+        peers.append(peer)
+        while request := peer.request():
+            requests.append(request)
+            peer.send(GOOD)
+
+    with raw_server(script) as server:
+        rows = bench.run(server.port, rehearse=rehearse)
+    assert [ran.cause for ran in rows] == [Cause.STREAM_END] * 8
+    assert len(requests) == 8
+    assert len(peers) == bench.slab.word("dials")
+    assert (bench.slab.word("rehearsals") > 0) is rehearse
+    assert bench.slab.word("rehearsals") <= 2 * 8
 
 
 def test_without_kernel_stamps(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from percentes_fast import _native, schema
 from percentes_fast import config as configuration
 from percentes_fast.analysis import causes
 from percentes_fast.config import Config
-from percentes_fast.engine import buffers, pool, schedule, slabs
+from percentes_fast.engine import buffers, cpu, pool, schedule, slabs
 from percentes_fast.engine.pool import Address, CorePlan, Plan, Pool, plan_cores
 from percentes_fast.errors import ClientError, ConfigError
 from percentes_fast.schema import NULL64, Cause
@@ -129,6 +130,30 @@ def test_workers_follow_a_trace_whatever_the_rate_says(tmp_path: Path) -> None:
     sections |= {"fault__kind": "none", "phases__duration_s": 4.5, "phases__cooldown_s": 0.1}
     config = configured(**sections, phases__warmup_s=0.1, phases__kill_at_s=4)
     assert len(plan_cores(config, range(8), schedule.build(config)).workers) > 1
+
+
+def test_isolated_cores_come_first_and_are_left_to_nobody_else() -> None:
+    config = configured(load__rate=100_000)
+    plan = plan_cores(config, range(4), schedule.build(config), frozenset({0, 2}))
+    assert plan == CorePlan((2, 0, 3), (1,))
+    config = configured()
+    plan = plan_cores(config, range(4), schedule.build(config), frozenset({0, 2}))
+    assert plan == CorePlan((2,), (1, 3))
+    plan = plan_cores(config, [5], schedule.build(config), frozenset({5}))
+    assert plan == CorePlan((5,), (5,))
+
+
+@pytest.mark.parametrize(
+    ("rows_s", "tokens_s", "spin_s", "share"),
+    [
+        (0, 0, 5e-4, 0),
+        (1000, 0, 5e-4, 1 - math.exp(-0.5) + 0.04),
+        (1000, 30_000, 0, 0.04 + 0.3),
+        (2500, 2500, 5e-4, 1 - math.exp(-1.25) + 0.1 + 0.025),
+    ],
+)
+def test_busy_share_of_a_core(rows_s: float, tokens_s: float, spin_s: float, share: float) -> None:
+    assert pool.busy_share(rows_s, tokens_s, spin_s) == pytest.approx(share)
 
 
 def test_cores_and_workers_asked_for() -> None:
@@ -346,6 +371,29 @@ def test_kernel_stamps_move_to_the_run_s_clock() -> None:
     stepped = [pairs[0], (10**9, 10**18 + 2 * 10**9, 10**9)]
     assert buffers.to_run_clock(wall, stepped, 0).to_pylist() == [None, None, None]
     assert buffers.to_run_clock(wall, [], 0).to_pylist() == [None, None, None]
+
+
+def test_a_slab_let_go_is_still_there(tmp_path: Path) -> None:
+    slab = small_slab(tmp_path)
+    slab.column("index")[4] = 9
+    slab.let_go()
+    assert slab.column("index")[4] == 9
+    assert slabs.Slab(slab.path).column("index")[4] == 9
+
+
+def test_the_governor_of_a_dead_worker_is_put_back(monkeypatch: Any) -> None:
+    told: list[tuple[int, str]] = []
+    monkeypatch.setattr(cpu, "set_governor", lambda core, name: told.append((core, name)))
+    changed, left, unpinned = (
+        pool.Worker(0, None, None, settings)  # type: ignore[arg-type]
+        for settings in (
+            {"core": 1, "governor_before": "schedutil"},
+            {"core": 0, "governor_before": None},
+            {},
+        )
+    )
+    Pool([changed, left, unpinned]).restore_cores()
+    assert told == [(1, "schedutil")]
 
 
 # ---------------------------------------------------------------- polling

@@ -122,9 +122,10 @@ cdef extern from "pf_engine.h":
         uint8_t end_by_finish
         uint8_t stamps
         uint8_t busy
+        uint8_t rehearse
         char *replica_header
     struct pf_engine:
-        pass
+        int rehearses
     int pf_engine_init(pf_engine *engine, const pf_engine_setup *setup, void *base, size_t size)
     int pf_engine_run(pf_engine *engine) nogil
     void pf_engine_destroy(pf_engine *engine)
@@ -329,7 +330,8 @@ cdef class Engine:
                   list tails not None, list targets not None, timeouts_ns, plain, *,
                   pf_ns spin_ns=500_000, pf_ns idle_reuse_ns=4_000_000_000,
                   int max_connections=1024, int parent_pid=0, bint end_by_finish=False,
-                  bint stamps=True, bint busy=False, str replica_header=""):
+                  bint stamps=True, bint busy=False, bint rehearse=True,
+                  str replica_header=""):
         cdef pf_engine_setup setup
         memset(&setup, 0, sizeof(setup))
         self.engine = <pf_engine *>calloc(1, sizeof(pf_engine))
@@ -357,6 +359,7 @@ cdef class Engine:
         setup.spin_ns, setup.idle_reuse_ns = spin_ns, idle_reuse_ns
         setup.max_connections, setup.parent_pid = max_connections, parent_pid
         setup.end_by_finish, setup.stamps, setup.busy = end_by_finish, stamps, busy
+        setup.rehearse = rehearse
         result = pf_engine_init(self.engine, &setup, &slab[0], slab.shape[0])
         if result != 0:
             free(self.engine)
@@ -370,6 +373,11 @@ cdef class Engine:
             view = tail
             self.tails[i].iov_base = <void *>&view[0] if view.shape[0] else NULL
             self.tails[i].iov_len = view.shape[0]
+
+    @property
+    def rehearses(self):
+        """Are sends rehearsed? False where that is off or loopback is not there."""
+        return bool(self.engine.rehearses)
 
     def run(self):
         """Runs the schedule to its end without the GIL; True when it was interrupted."""

@@ -171,6 +171,7 @@ class Engine(Section):
     spin_us: float = Field(default=500.0, ge=0, le=100_000, allow_inf_nan=False)
     idle_reuse_s: Seconds = 4.0
     kernel_stamps: bool = True
+    rehearse: bool = True
 
     @field_validator("workers")
     @classmethod

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percentes_fast import _native
+from percentes_fast.engine.cpu import CPU, usable
+from percentes_fast.engine.cpu import read_line as _read
 
 OVERSHOOT_S = 2.0
 PERIOD_NS = 2_000_000
 SPIN_NS = 500_000
-CPU = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,6 @@ def examine() -> tuple[Finding, ...]:
     return tuple(_findings())
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def _findings() -> Iterator[Finding]:
     yield _cores()
     yield _governor()
@@ -55,7 +49,7 @@ def _findings() -> Iterator[Finding]:
 
 
 def _cores() -> Finding:
-    cores = sorted(os.sched_getaffinity(0))
+    cores = usable()
     remedy = "" if len(cores) > 1 else "give it two cores: one is for the load alone"
     isolated = _read(CPU / "isolated") or "none"
     return Finding(

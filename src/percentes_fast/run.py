@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import percentes_fast
 from percentes_fast import _native, launch, rundir, store
 from percentes_fast.config import Config, LoadedConfig, seconds_ns
-from percentes_fast.engine import buffers, pool, preflight
+from percentes_fast.engine import buffers, cpu, pool, preflight
 from percentes_fast.engine import schedule as scheduling
 from percentes_fast.engine.canary import Canary
 from percentes_fast.errors import ClientError, FaultError
@@ -96,9 +96,10 @@ def measure(
     leaves nothing then. An interruption (SIGINT, SIGTERM) ends the schedule and stores the rest.
     """
     config = loaded.config
-    available = sorted(os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
+    available = cpu.usable()
     schedule = scheduling.build(config)
-    cores = pool.plan_cores(config, available, schedule)
+    cores = pool.plan_cores(config, available, schedule, cpu.isolated())
     existed = out.exists()
     directory = rundir.RunDir.create(out, _needed_bytes(config, schedule, cores))
     run = _Run(
@@ -106,7 +107,7 @@ def measure(
     )
     try:
         with _sigterm_as_interrupt():
-            _prepare(run, available)
+            _prepare(run, sorted(allowed))
             _load(run)
     except BaseException:
         if run.manifest.get("state") != "running":
@@ -114,7 +115,7 @@ def measure(
         raise
     finally:
         _release(run)
-        os.sched_setaffinity(0, available)
+        os.sched_setaffinity(0, allowed)
     _store(run, label)
     return directory
 
@@ -359,6 +360,8 @@ def _release(run: _Run) -> None:
     if run.workers is not None and run.workers.running():
         run.workers.stop()
         run.workers.kill()
+    if run.workers is not None:
+        run.workers.restore_cores()
     if run.canary is not None:
         run.manifest["canary_server"] = run.canary.stop()
     if run.armed is not None:

@@ -29,6 +29,7 @@ WORDS = (
     "closed_while_idle",
     "stamps_refused",
     "stamps_unmatched",
+    "rehearsals",
     "in_flight_max",
 )
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from percentes_fast.config import Config, seconds_ns
-from percentes_fast.engine import slabs
+from percentes_fast.engine import cpu, slabs
 from percentes_fast.engine.payload import Arena, render
 from percentes_fast.engine.schedule import Schedule
 from percentes_fast.errors import ClientError, ConfigError
@@ -30,6 +30,7 @@ from percentes_fast.schema import Kind
 
 ROWS_A_WORKER_S = 2000  # requests a second that one worker is given before another is added
 EVENTS_A_WORKER_S = 50_000
+ROW_COST_S, TOKEN_COST_S = 40e-6, 10e-6  # CPU a request and an event (docs/PERFORMANCE.md)
 READY_TIMEOUT_S = 30.0
 SPARE_TOKENS = 1024
 MESSAGE_SLOTS = 16_384
@@ -43,8 +44,14 @@ class CorePlan:
     rest: tuple[int, ...]
 
 
-def plan_cores(config: Config, available: Sequence[int], schedule: Schedule) -> CorePlan:
-    """Cores of the workers, from the highest number down (core 0 serves most interrupts).
+def plan_cores(
+    config: Config,
+    available: Sequence[int],
+    schedule: Schedule,
+    isolated: frozenset[int] = frozenset(),
+) -> CorePlan:
+    """Cores of the workers: isolated ones first, then from the highest number down (core 0 serves
+    most interrupts).
 
     The schedule says how many are needed: mean rows and tokens a second, all kinds.
 
@@ -61,13 +68,15 @@ def plan_cores(config: Config, available: Sequence[int], schedule: Schedule) -> 
             )
     most = len(asked) if asked else max(1, len(cores) - 1)
     count = _worker_count(config, schedule, most)
-    chosen = tuple(asked or cores[::-1])[:count]
+    best = sorted(cores, key=lambda core: (core not in isolated, -core))
+    chosen = tuple(asked or best)[:count]
     if len(chosen) < count:
         raise ConfigError(
             f"engine.workers (--workers {count}): one core each, but there are {len(cores)}"
         )
     rest = tuple(core for core in cores if core not in chosen)
-    return CorePlan(chosen, rest or tuple(cores))
+    shared = tuple(core for core in rest if core not in isolated)
+    return CorePlan(chosen, shared or rest or tuple(cores))
 
 
 def polls_busily(config: Config, cores: CorePlan, number: int) -> bool:
@@ -87,6 +96,14 @@ def _worker_count(config: Config, schedule: Schedule, most: int) -> int:
     rows, tokens = len(schedule), _tokens(schedule, np.arange(len(schedule)))
     need = max(rows / ROWS_A_WORKER_S, tokens / EVENTS_A_WORKER_S) / config.duration_s
     return max(1, min(most, math.ceil(need)))
+
+
+def busy_share(rows_s: float, tokens_s: float, spin_s: float) -> float:
+    """Share of its core that a worker keeps busy: spins (which may overlap), sends and reads.
+
+    Poisson sends: some spin is under way for 1 - exp(-rate * spin) of the time.
+    """
+    return 1 - math.exp(-rows_s * spin_s) + rows_s * ROW_COST_S + tokens_s * TOKEN_COST_S
 
 
 def _tokens(schedule: Schedule, rows: np.ndarray[Any, Any]) -> int:
@@ -146,6 +163,14 @@ class Pool:
             worker.process.wait()
             _close_output(worker)
 
+    def restore_cores(self) -> None:
+        """Puts back the governor of a worker that died before it could."""
+        for worker in self.workers:
+            before = worker.settings.get("governor_before")
+            if before is not None:
+                with contextlib.suppress(OSError):
+                    cpu.set_governor(int(worker.settings["core"]), before)
+
     def remove_slabs(self) -> None:
         """Deletes the slab files: their records are in the run directory now."""
         for worker in self.workers:
@@ -198,6 +223,7 @@ def _start_one(plan: Plan, number: int) -> Worker:
         fill(slab, plan.schedule, rows, arena)
         heads = _memory_file(arena.heads)
         process = _spawn(_job(plan, number, slab, heads, arena), heads)
+        slab.let_go()
     except BaseException:
         slab.path.unlink(missing_ok=True)
         raise
@@ -245,6 +271,7 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
         "idle_reuse_ns": seconds_ns(config.engine.idle_reuse_s),
         "end_by_finish": config.target.end_marker == "finish_reason",
         "stamps": config.engine.kernel_stamps,
+        "rehearse": config.engine.rehearse,
         "replica_header": config.target.replica_header or "",
     }
 
@@ -252,15 +279,15 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
 def _job(plan: Plan, number: int, slab: slabs.Slab, heads_fd: int, arena: Arena) -> dict[str, Any]:
     config = plan.config
     busy = polls_busily(config, plan.cores, number)
-    spinning = slab.word("rows") / config.duration_s * config.engine.spin_us / 1e6
+    rows_s, tokens_s = (slab.word(w) / config.duration_s for w in ("rows", "tokens_capacity"))
     return {
         "slab": str(slab.path),
         "heads_fd": heads_fd,
         "core": plan.cores.workers[number],
         "parent": os.getpid(),
         "busy": busy,
-        # of the time the worker spins: real-time scheduling must stay below the kernel's throttle
-        "spin_share": 1.0 if busy else spinning,
+        # real-time scheduling must stay below the kernel's throttle
+        "busy_share": 1.0 if busy else busy_share(rows_s, tokens_s, config.engine.spin_us / 1e6),
         **engine_options(config, arena, plan.addresses),
     }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,6 +106,14 @@ class Slab:
         start = self._offsets[which]
         slots = (self.memory[start + i * width : start + (i + 1) * width] for i in range(count))
         return [bytes(slot).rstrip(b"\0").decode("utf-8", "replace") for slot in slots]
+
+    def let_go(self) -> None:
+        """Drops this process's pages of it; the memory they show stays and comes back at a touch.
+
+        Else a parent that wrote the known columns is charged for the whole slab during the load.
+        """
+        with suppress(OSError):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Releases the mapping where no view of it is left; the file stays."""

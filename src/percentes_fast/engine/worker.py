@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from percentes_fast import _native
-from percentes_fast.engine import slabs
+from percentes_fast.engine import cpu, slabs
 from percentes_fast.errors import PercentesError
 
 MCL_CURRENT, MCL_FUTURE = 1, 2
@@ -27,17 +27,20 @@ PR_SET_TIMERSLACK = 29
 HELD_BACK = 64  # descriptors for the process's own files
 NICENESS = -20
 REAL_TIME_PRIORITY = 50
-REAL_TIME_SPIN_SHARE = 0.5  # the kernel throttles real-time tasks at 0.95 of a second
+REAL_TIME_SHARE = 0.7  # of a core's time; the kernel throttles real-time tasks at 0.95 of a second
 
 
 def main() -> int:
     """Runs one job; 0 when the schedule ran to its end or was stopped in order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     job = json.loads(sys.stdin.readline())
+    governed = cpu.Governed(-1 if job["core"] is None else job["core"])
     try:
-        settings = _settle_in(job)
+        settings = _settle_in(job, governed)
         slab = slabs.Slab(Path(job["slab"]))
         engine = _engine(job, slab, settings["descriptors"])
+        if job["rehearse"] and not engine.rehearses:
+            settings["refused"].append("rehearsal: no connection to 127.0.0.1")
         _try(settings["refused"], "memory lock", _lock_memory)
         print(json.dumps(settings), flush=True)
         slab.set_word("pid", os.getpid())
@@ -47,22 +50,29 @@ def main() -> int:
     except PercentesError as exc:
         print(json.dumps({"error": str(exc)}), flush=True)
         return exc.exit_code
+    finally:
+        with suppress(OSError):
+            governed.restore()
     return 0
 
 
-def _settle_in(job: dict[str, Any]) -> dict[str, Any]:
+def _settle_in(job: dict[str, Any], governed: cpu.Governed) -> dict[str, Any]:
     """Applies what helps timing; returns what held and what was refused."""
     refused: list[str] = []
     if job["core"] is not None:
         _try(refused, "affinity", lambda: os.sched_setaffinity(0, {job["core"]}))
     _try(refused, "niceness", lambda: os.setpriority(os.PRIO_PROCESS, 0, NICENESS))
-    real_time = job["spin_share"] < REAL_TIME_SPIN_SHARE
-    if real_time:
+    if job["busy_share"] < REAL_TIME_SHARE:
         priority = os.sched_param(REAL_TIME_PRIORITY)
         _try(refused, "SCHED_FIFO", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, priority))
     _try(refused, "timer slack", lambda: _call(_libc().prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)))
+    _try(refused, "wake-up latency", cpu.hold_awake)
+    _try(refused, "governor", governed.favour)
     return {
         "core": job["core"],
+        "isolated": job["core"] in cpu.isolated(),
+        "governor": cpu.governor(governed.core),
+        "governor_before": governed.before,
         "poll": "busy" if job["busy"] else "hybrid",
         "scheduler": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
         "descriptors": raise_descriptor_limit(),
@@ -121,6 +131,7 @@ def _engine(job: dict[str, Any], slab: slabs.Slab, descriptors: int) -> _native.
         end_by_finish=job["end_by_finish"],
         stamps=job["stamps"],
         busy=job["busy"],
+        rehearse=job["rehearse"],
         replica_header=job["replica_header"],
     )
 
