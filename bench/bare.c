@@ -1,7 +1,7 @@
 /* The bare loop: the same requests as the engine's, read with epoll and recv and thrown away.
  *
  * Never: parses more than the stream's end. One JSON line: events, seconds, CPU seconds, reads.
- * Arguments: port, streams, tokens, gap_us, core.
+ * Arguments: port, streams, tokens, gap_us, core, events a send.
  */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -29,17 +29,18 @@ static int dial(int port) {
     return fd;
 }
 
-static void ask(int fd, int stream, int tokens, int gap_us) {
+static void ask(int fd, int stream, int tokens, int gap_us, int per_send) {
     char head[512];
     int length = snprintf(head, sizeof head,
-                          "POST /bench?ttft_us=50000&gap_us=%d&tokens=%d HTTP/1.1\r\nHost: bench\r\n"
+                          "POST /bench?ttft_us=50000&gap_us=%d&tokens=%d&per_send=%d HTTP/1.1\r\n"
+                          "Host: bench\r\n"
                           "X-Request-Id: b-%d\r\nContent-Length: 0\r\n\r\n",
-                          gap_us, tokens, stream);
+                          gap_us, tokens, per_send, stream);
     if (send(fd, head, (size_t)length, 0) != length) exit(1);
 }
 
 int main(int argc, char **argv) {
-    if (argc < 6) return 2;
+    if (argc < 7) return 2;
     int port = atoi(argv[1]), streams = atoi(argv[2]), tokens = atoi(argv[3]);
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -51,15 +52,16 @@ int main(int argc, char **argv) {
         struct epoll_event event = {.events = EPOLLIN | EPOLLET};
         event.data.fd = dial(port);
         epoll_ctl(poller, EPOLL_CTL_ADD, event.data.fd, &event);
-        ask(event.data.fd, i, tokens, atoi(argv[4]));
+        ask(event.data.fd, i, tokens, atoi(argv[4]), atoi(argv[6]));
+        if (atoi(argv[4]))
+            pf_clock_wait(pf_clock_now() + atoi(argv[4]) * 1000LL / streams, 1000000);
     }
     long long reads = 0;
     pf_ns first = 0, idle = 0, cpu = pf_clock_read(CLOCK_THREAD_CPUTIME_ID);
+    pf_ns before = pf_clock_now();
     while (left > 0) {
         struct epoll_event events[EVENTS];
-        pf_ns before = pf_clock_now();
         int count = epoll_wait(poller, events, EVENTS, 0);
-        if (count == 0) idle += pf_clock_now() - before;
         for (int i = 0; i < count; i++) {
             ssize_t n = recv(events[i].data.fd, data, sizeof data, MSG_DONTWAIT);
             if (n == 0) exit(1); /* dropped by the server: it could not keep up */
@@ -68,6 +70,9 @@ int main(int argc, char **argv) {
             if (!first) first = pf_clock_now();
             if (memmem(data, (size_t)n, "[DONE]", 6)) left--;
         }
+        pf_ns now = pf_clock_now();
+        if (count == 0) idle += now - before;
+        before = now;
     }
     double seconds = (double)(pf_clock_now() - first) / 1e9;
     cpu = pf_clock_read(CLOCK_THREAD_CPUTIME_ID) - cpu;

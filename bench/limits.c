@@ -4,6 +4,7 @@
  * Plan: a child on another core is the peer; it sleeps in recv, or spins on it, as told.
  */
 #include <arpa/inet.h>
+#include <linux/net_tstamp.h>
 #include <netinet/tcp.h>
 #include <sched.h>
 #include <signal.h>
@@ -68,10 +69,34 @@ static void peer(int fd, int spin) {
     }
 }
 
-static void exchange(int spin, int core, pf_ns *sends, pf_ns *recvs) {
+/* The engine's own read: epoll says so, then one recvmsg with the kernel's stamp. */
+static ssize_t read_stamped(int poller, int fd, char *data, size_t room) {
+    char control[128];
+    struct epoll_event event;
+    struct iovec part = {.iov_base = data, .iov_len = room};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof control};
+    while (epoll_wait(poller, &event, 1, 0) != 1) {
+    }
+    return recvmsg(fd, &message, MSG_DONTWAIT);
+}
+
+static int watched(int fd) {
+    int flags = SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_RX_SOFTWARE;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int poller = epoll_create1(0);
+    setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &flags, sizeof flags);
+    epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
+    return poller;
+}
+
+static void exchange(int spin, int stamped, int core, pf_ns *sends, pf_ns *recvs) {
     static char data[65536];
     int here, there;
     pair(&here, &there);
+    int poller = stamped ? watched(here) : -1;
     pid_t child = fork();
     if (child == 0) {
         close(here);
@@ -86,11 +111,13 @@ static void exchange(int spin, int core, pf_ns *sends, pf_ns *recvs) {
         sends[i] = pf_clock_now() - before;
         pf_clock_wait(pf_clock_now() + 100000, 100000); /* the answer lies in the buffer then */
         before = pf_clock_now();
-        ssize_t n = recv(here, data, sizeof data, 0);
+        ssize_t n = stamped ? read_stamped(poller, here, data, sizeof data)
+                            : recv(here, data, sizeof data, 0);
         recvs[i] = pf_clock_now() - before;
         if (n != EVENT) exit(1);
     }
     close(here);
+    if (stamped) close(poller);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
 }
@@ -128,9 +155,11 @@ int main(int argc, char **argv) {
     print_costs("overshoot", costs, ROUNDS / 4);
     idle_polls(costs);
     print_costs("epoll_empty", costs, ROUNDS);
-    exchange(1, other, costs, more);
+    exchange(1, 0, other, costs, more);
     print_costs("send_to_spinning", costs, ROUNDS);
-    exchange(0, other, costs, more);
+    exchange(1, 1, other, costs, more);
+    print_costs("recv_stamped", more, ROUNDS);
+    exchange(0, 0, other, costs, more);
     print_costs("send_to_sleeping", costs, ROUNDS);
     print_costs("recv_ready", more, ROUNDS);
     printf("\"rounds\": %d}\n", ROUNDS);

@@ -165,24 +165,25 @@ static pf_ns sleep_time(const struct pf_engine *engine, pf_ns now) {
     return until > now ? until - now : 0;
 }
 
-static void rehearse(struct pf_engine *engine, pf_ns now) {
+/* Returns whether it did something. */
+static int rehearse(struct pf_engine *engine, pf_ns now) {
     int64_t row = engine->next;
-    if (row >= engine->rows) return;
+    if (!engine->rehearses || row >= engine->rows) return 0;
     if (engine->rehearsed_row != row) engine->rehearsals = 0;
     engine->rehearsed_row = row;
     pf_ns left = next_due(engine) - now;
     if (engine->rehearsals == REHEARSALS || left < REHEARSE_LAST ||
         left > REHEARSE_BEFORE[engine->rehearsals])
-        return;
+        return 0;
     struct pf_slab *slab = &engine->slab;
-    struct iovec parts[2] = {
-        {.iov_base = (void *)(uintptr_t)(engine->setup.heads + slab->head_offset[row]),
-         .iov_len = (size_t)slab->head_length[row]},
-        engine->setup.tails[slab->tail[row]]};
+    const uint8_t *head = engine->setup.heads + slab->head_offset[row];
+    struct iovec parts[2] = {{(void *)(uintptr_t)head, (size_t)slab->head_length[row]},
+                             engine->setup.tails[slab->tail[row]]};
     int32_t idle = engine->conns.idle[slab->target[row]].last;
     pf_warm_rehearse(&engine->warm, parts, idle < 0 ? -1 : engine->conns.table[idle].fd);
     engine->rehearsals++;
     pf_slab_add(slab, PF_WORD_rehearsals, 1);
+    return 1;
 }
 
 static void serve(struct pf_engine *engine, const struct epoll_event *events, int count) {
@@ -194,22 +195,22 @@ static void serve(struct pf_engine *engine, const struct epoll_event *events, in
     }
 }
 
-static void turn(struct pf_engine *engine) {
+/* One turn, begun at the clock reading that ended the one before (so that no time between two of
+ * them is lost to the accounts); returns the reading that ends it. */
+static pf_ns turn(struct pf_engine *engine, pf_ns before) {
     struct epoll_event events[EVENTS];
-    pf_ns before = pf_clock_now();
     int64_t row = engine->next;
     send_due(engine, before);
     expire(engine, before);
     close_second(engine, before);
-    if (engine->rehearses) rehearse(engine, before);
-    pf_ns now = engine->next == row ? before : pf_clock_now();
-    pf_ns sleep = sleep_time(engine, now);
+    int worked = rehearse(engine, before) || engine->next != row;
+    pf_ns sleep = sleep_time(engine, worked ? pf_clock_now() : before);
     int count = pf_sock_poll(engine->poller, events, EVENTS, sleep);
     engine->second_polls++;
-    if (count > 0)
-        serve(engine, events, count);
-    else if (sleep == 0 && engine->next == row)
-        engine->idle_poll_ns += pf_clock_now() - before;
+    if (count > 0) serve(engine, events, count);
+    pf_ns now = pf_clock_now();
+    if (count <= 0 && sleep == 0 && !worked) engine->idle_poll_ns += now - before;
+    return now;
 }
 
 /* What is open is ended, what is not yet due is cut; both are told apart from what was served. */
@@ -233,15 +234,15 @@ int pf_engine_run(struct pf_engine *engine) {
     engine->next_second = PF_SECOND;
     engine->second_skew_max = INT64_MIN;
     pf_slab_store(&engine->slab, PF_WORD_state, PF_SLAB_RUNNING);
+    pf_ns now = pf_clock_now();
     while (engine->next < engine->rows || engine->in_flight > 0) {
         if (pf_slab_load(&engine->slab, PF_WORD_stop)) {
             interrupt(engine);
             interrupted = 1;
             break;
         }
-        turn(engine);
+        now = turn(engine, now);
     }
-    pf_ns now = pf_clock_now();
     write_second(engine, now - engine->epoch);
     pf_slab_store(&engine->slab, PF_WORD_heartbeat_ns, now - engine->epoch);
     pf_slab_store(&engine->slab, PF_WORD_state, PF_SLAB_ENDED);

@@ -149,21 +149,32 @@ static void begin_string(struct pf_json *json, int is_key) {
     if (!is_key && json->node == FINISH) json->facts.finish_length = 0;
 }
 
-static void keep_key(struct pf_json *json, uint8_t byte) {
-    if (json->key_length < PF_JSON_KEY) json->key[json->key_length] = (char)byte;
-    if (json->key_length <= PF_JSON_KEY) json->key_length++;
+/* A key that is longer than any we know is as good as the first byte too many. */
+static void keep_key(struct pf_json *json, const uint8_t *bytes, size_t count) {
+    size_t room = PF_JSON_KEY + 1 - (size_t)json->key_length;
+    if (count > room) count = room;
+    size_t kept = json->key_length + count > PF_JSON_KEY ? count - 1 : count;
+    if (count > 0) memcpy(json->key + json->key_length, bytes, kept);
+    json->key_length = (uint8_t)(json->key_length + count);
+}
+
+static void keep_bytes(struct pf_json *json, const uint8_t *bytes, size_t count) {
+    struct pf_json_facts *facts = &json->facts;
+    if (json->is_key || json->node == OBJECT_NAME) {
+        keep_key(json, bytes, count);
+        return;
+    }
+    if (json->node != FINISH && json->node != MESSAGE && json->node != ERROR) return;
+    for (size_t i = 0; i < count; i++) {
+        if (json->node != FINISH && facts->message_length < PF_MESSAGE_BYTES)
+            facts->message[facts->message_length++] = (char)(bytes[i] < 0x20 ? ' ' : bytes[i]);
+        if (json->node == FINISH && facts->finish_length < PF_JSON_FINISH)
+            facts->finish[facts->finish_length++] = (char)bytes[i];
+    }
 }
 
 static void keep_byte(struct pf_json *json, uint8_t byte) {
-    struct pf_json_facts *facts = &json->facts;
-    if (json->is_key || json->node == OBJECT_NAME) {
-        keep_key(json, byte);
-        return;
-    }
-    if (json->node == FINISH && facts->finish_length < PF_JSON_FINISH)
-        facts->finish[facts->finish_length++] = (char)byte;
-    if ((json->node == MESSAGE || json->node == ERROR) && facts->message_length < PF_MESSAGE_BYTES)
-        facts->message[facts->message_length++] = (char)(byte < 0x20 ? ' ' : byte);
+    keep_bytes(json, &byte, 1);
 }
 
 static void keep_code_point(struct pf_json *json, uint32_t point) {
@@ -225,21 +236,15 @@ static void note_text(struct pf_json *json) {
     if (json->node == ARGUMENTS) json->facts.tool = 1;
 }
 
-static int keeps_bytes(const struct pf_json *json) {
-    return json->is_key || json->node == OBJECT_NAME || json->node == FINISH ||
-           json->node == MESSAGE || json->node == ERROR;
-}
-
 /* Bytes of a string up to its end, an escape or the end of the input; returns how many. */
 static size_t scan_string(struct pf_json *json, const uint8_t *data, size_t length) {
     size_t i = 0;
     while (i < length && data[i] != '"' && data[i] != '\\')
         i++;
-    if (i > 0) end_half(json);
-    if (i > 0 && !json->started && !json->is_key) note_text(json);
-    if (i > 0 && keeps_bytes(json))
-        for (size_t k = 0; k < i; k++)
-            keep_byte(json, data[k]);
+    if (i == 0) return 0;
+    end_half(json);
+    if (!json->started && !json->is_key) note_text(json);
+    keep_bytes(json, data, i);
     return i;
 }
 

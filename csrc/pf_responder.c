@@ -6,12 +6,14 @@
 #include "pf_responder.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,7 +21,8 @@
 
 #define PEERS 16384
 #define EVENTS 64
-#define MOST_A_SEND 64 /* events */
+#define MOST_A_SEND 64          /* events */
+#define QUEUE_BYTES (32 * 1024) /* not yet taken by the peer: less than any send buffer */
 #define HEAD_BYTES 2048
 
 struct peer {
@@ -225,9 +228,19 @@ static int keep_ahead(struct peer *peer, const char *data, size_t length) {
     return 1;
 }
 
+/* A stream without gaps goes as fast as its client takes it. */
+static int must_wait(const struct peer *peer) {
+    int queued = 0;
+    return peer->gap_ns == 0 && ioctl(peer->fd, SIOCOUTQ, &queued) == 0 && queued > QUEUE_BYTES;
+}
+
 /* What is due on one stream goes out; 1: it goes on, 0: it has ended, -1: the peer is gone. */
 static int send_next(struct responder *r, struct peer *peer) {
     pf_ns at = pf_clock_now(), late = at - peer->due_ns;
+    if (must_wait(peer)) {
+        peer->due_ns = at;
+        return 1;
+    }
     int64_t left = peer->tokens - peer->sent;
     int64_t count = peer->per_send < left ? peer->per_send : left;
     if (late > r->stats->late_max_ns) r->stats->late_max_ns = late;

@@ -21,6 +21,7 @@ static const char DATA_NAME[] = "data";
 static const char EVENT_FIELD[] = "event";
 static const char ERROR_NAME[] = "error";
 static const char DONE_MARK[] = "[DONE]";
+static const char USUAL[] = {'d', 'a', 't', 'a', ':', ' '};
 static const uint8_t BYTE_ORDER_MARK[] = {0xEF, 0xBB, 0xBF};
 
 static void begin_event(struct pf_sse *sse) {
@@ -144,10 +145,10 @@ static int skip_mark(struct pf_sse *sse, uint8_t byte) {
 }
 
 static size_t run_of_line(const uint8_t *data, size_t length) {
-    size_t i = 0;
-    while (i < length && data[i] != '\n' && data[i] != '\r')
-        i++;
-    return i;
+    const uint8_t *end = memchr(data, '\n', length);
+    if (end) length = (size_t)(end - data);
+    end = memchr(data, '\r', length);
+    return end ? (size_t)(end - data) : length;
 }
 
 static void take_name_byte(struct pf_sse *sse, uint8_t byte) {
@@ -161,6 +162,10 @@ static void take_name_byte(struct pf_sse *sse, uint8_t byte) {
 
 /* Bytes of one line without its end; returns how many it took. */
 static size_t take_line(struct pf_sse *sse, const uint8_t *data, size_t length, int *result) {
+    if (sse->line == START && length > sizeof USUAL && memcmp(data, USUAL, sizeof USUAL) == 0) {
+        *result = begin_data(sse); /* what most lines begin with, at once */
+        return sizeof USUAL;
+    }
     if (sse->line == AFTER_COLON && take_after_colon(sse, data[0], result)) return 1;
     if (sse->line == DATA || sse->line == SKIP) {
         size_t run = run_of_line(data, length);

@@ -14,6 +14,7 @@ import os
 import struct
 import termios
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -350,3 +351,21 @@ def test_accepted_then_reset_at_once_is_a_reset_not_a_refusal(tmp_path: Path) ->
     with raw_server(Peer.reset) as server:
         ran = Bench(tmp_path, *rows).run(server.port)
     assert {row.cause for row in ran} <= {Cause.RESET, Cause.NO_RESPONSE}
+
+
+# ---------------------------------------------------------------- a dead target beside a live one
+
+
+def test_a_storm_of_refusals_leaves_the_other_target_s_requests_alone(tmp_path: Path) -> None:
+    """2000 refused connects a second for one second, and a live request every 20 ms among them."""
+    storm = [Row(i / 2000, target=1) for i in range(2000)]
+    live = [Row(i / 50) for i in range(50)]
+    bench = Bench(tmp_path, *sorted([*storm, *live], key=lambda row: row.at_s))
+
+    with raw_server(keep_answering(GOOD)) as server:
+        rows = bench.run(server.port, closed_port())
+    causes = Counter((row.target, ran.cause) for row, ran in zip(bench.rows, rows, strict=True))
+    assert causes == {(0, Cause.STREAM_END): 50, (1, Cause.CONNECT): 2000}
+    assert all(ran.dispatch_ns >= ran.intended_ns for ran in rows)
+    assert {ran.errno_code for ran in rows} == {0, errno.ECONNREFUSED}
+    assert bench.slab.word("in_flight") == 0

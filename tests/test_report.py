@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from percentes_fast.analysis.client import Spread
 from percentes_fast.analysis.summary import analyze
 from percentes_fast.analysis.tree import Analysis
 from percentes_fast.report import files, html, plots, text
@@ -209,6 +210,24 @@ def test_what_a_worker_lost_is_told(told: dict[str, Analysis]) -> None:
     worker = replace(summary.client.workers[0], lost={"messages_lost": 3, "names_lost": 0})
     summary = replace(summary, client=replace(summary.client, workers=(worker,)))
     assert "worker 0: messages_lost 3\n" in text.render(summary)
+
+
+def test_timings_by_window_and_by_worker(told: dict[str, Analysis]) -> None:
+    summary = told["valid"].summary
+    lag = Spread(7, 5e-6, 9e-6, 2e-3)
+    path = {name: replace(path, receive_lag_s=lag) for name, path in summary.receive_path.items()}
+    worker = replace(summary.client.workers[0], send_skew_s=lag, receive_lag_s=None)
+    one = replace(summary, receive_path=path, client=replace(summary.client, workers=(worker,)))
+    line = "p50 5.0 us, p99 9.0 us, max 2.00 ms (n = 7)"
+    report = [" ".join(row.split()) for row in text.render(one).splitlines()]
+    assert {f"receive lag, {name} {line}" for name in summary.receive_path} <= set(report)
+    assert not any("worker 0" in row for row in report)
+    several = (worker, replace(worker, worker=1, receive_lag_s=lag))
+    two = replace(one, client=replace(one.client, workers=several))
+    report = [" ".join(row.split()) for row in text.render(two).splitlines()]
+    assert f"send skew (user), worker 0 {line}" in report
+    assert f"receive lag, worker 1 {line}" in report
+    assert not any(row.startswith("receive lag, worker 0") for row in report)
 
 
 def test_long_lines_are_folded_and_lose_nothing(told: dict[str, Analysis]) -> None:

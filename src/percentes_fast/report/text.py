@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from percentes_fast.analysis.client import Spread
 from percentes_fast.analysis.tree import IncidenceReport, Summary
 from percentes_fast.analysis.windows import WindowReport
 
@@ -256,16 +257,25 @@ def _gates(summary: Summary) -> Iterator[str]:
         yield f"{gate.id} {state:14} {gate.name}: {gate.detail}"
 
 
+def _timings(summary: Summary) -> Iterator[tuple[str, Spread | None]]:
+    """Of the whole client, then by window and, where there are several, by worker."""
+    own = summary.client
+    yield "send skew (user)", own.send_skew_s
+    yield "send skew (kernel)", own.send_skew_kernel_s
+    yield "receive lag", own.receive_lag_s
+    for name, path in summary.receive_path.items():
+        yield f"receive lag, {name}", path.receive_lag_s
+    for worker in own.workers if len(own.workers) > 1 else ():
+        yield f"send skew (user), worker {worker.worker}", worker.send_skew_s
+        yield f"receive lag, worker {worker.worker}", worker.receive_lag_s
+
+
 def _client(summary: Summary) -> Iterator[str]:
     own = summary.client
-    for name, found in (
-        ("send skew (user)", own.send_skew_s),
-        ("send skew (kernel)", own.send_skew_kernel_s),
-        ("receive lag", own.receive_lag_s),
-    ):
+    for name, found in _timings(summary):
         if found is not None:
             yield (
-                f"{name:20} p50 {micros(found.p50)}, p99 {micros(found.p99)},"
+                f"{name:28} p50 {micros(found.p50)}, p99 {micros(found.p99)},"
                 f" max {micros(found.max)} (n = {found.n})"
             )
     for worker in own.workers:
