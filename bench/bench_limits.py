@@ -12,6 +12,7 @@ NAMES = {
     "send_to_sleeping": "send of 3 kB that wakes a sleeping peer",
     "recv_ready": "recv of 200 B that lie ready",
     "recv_stamped": "epoll_wait + recvmsg of them with the kernel's stamp",
+    "read_woken_cpu": "CPU of the same where epoll had to sleep, once a ms",
 }
 
 

@@ -78,7 +78,7 @@ static ssize_t read_stamped(int poller, int fd, char *data, size_t room) {
                              .msg_iovlen = 1,
                              .msg_control = control,
                              .msg_controllen = sizeof control};
-    while (epoll_wait(poller, &event, 1, 0) != 1) {
+    while (poller >= 0 && epoll_wait(poller, &event, 1, 0) != 1) {
     }
     return recvmsg(fd, &message, MSG_DONTWAIT);
 }
@@ -138,6 +138,41 @@ static void idle_polls(pf_ns *costs) {
     close(poller);
 }
 
+/* A peer that is heard from once a millisecond. */
+static void tick(int fd) {
+    static char data[EVENT];
+    for (;;) {
+        pf_clock_wait(pf_clock_now() + 1000000, 0);
+        if (send(fd, data, sizeof data, MSG_NOSIGNAL) < 0) _exit(0);
+    }
+}
+
+/* CPU of one read that had to be woken for: blocked in epoll, then one recvmsg with its stamp. */
+static void woken(int core, pf_ns *costs, int count) {
+    static char data[65536];
+    struct timespec wait = {.tv_nsec = 100000000};
+    struct epoll_event event;
+    int here, there;
+    pair(&here, &there);
+    int poller = watched(here);
+    pid_t child = fork();
+    if (child == 0) {
+        pin(core);
+        tick(there);
+    }
+    for (int i = 0; i < count; i++) {
+        pf_ns before = pf_clock_read(CLOCK_THREAD_CPUTIME_ID);
+        epoll_pwait2(poller, &event, 1, &wait, NULL);
+        read_stamped(-1, here, data, sizeof data);
+        costs[i] = pf_clock_read(CLOCK_THREAD_CPUTIME_ID) - before;
+    }
+    close(here);
+    close(there);
+    close(poller);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
 int main(int argc, char **argv) {
     static pf_ns costs[ROUNDS], more[ROUNDS];
     int mine = argc > 1 ? atoi(argv[1]) : 1, other = argc > 2 ? atoi(argv[2]) : 0;
@@ -162,6 +197,8 @@ int main(int argc, char **argv) {
     exchange(0, 0, other, costs, more);
     print_costs("send_to_sleeping", costs, ROUNDS);
     print_costs("recv_ready", more, ROUNDS);
+    woken(other, costs, ROUNDS / 4);
+    print_costs("read_woken_cpu", costs, ROUNDS / 4);
     printf("\"rounds\": %d}\n", ROUNDS);
     return 0;
 }

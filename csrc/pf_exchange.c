@@ -178,6 +178,20 @@ void pf_exchange_start(struct pf_engine *engine, int64_t row) {
     if (conn->state == PF_CONN_SENDING) send_request(engine, conn);
 }
 
+struct pf_conn *pf_exchange_adopt(struct pf_engine *engine, int64_t row, int fd) {
+    pf_ns now = pf_clock_now();
+    struct pf_conn *conn = pf_conns_take(&engine->conns);
+    if (!conn) return NULL;
+    note_dispatch(engine, row, now);
+    conn->fd = fd;
+    conn->row = (int32_t)row;
+    conn->id = (int32_t)pf_slab_add(&engine->slab, PF_WORD_dials, 1);
+    conn->state = PF_CONN_WAITING;
+    load_request(engine, conn, row, now);
+    memset(conn->parts, 0, sizeof conn->parts);
+    return conn;
+}
+
 static void take_stamps(struct pf_engine *engine, struct pf_conn *conn) {
     struct pf_sock_stamp stamp;
     while (conn->stamped && pf_sock_sent_stamp(conn->fd, &stamp) == PF_SOCK_OK) {
@@ -264,14 +278,9 @@ static void begin_read(struct pf_engine *engine, pf_ns stamp_wall) {
     engine->second_reads++;
 }
 
-/* One read; returns whether another may follow on this connection. */
-static int read_once(struct pf_engine *engine, struct pf_conn *conn, int closing) {
-    size_t got;
-    pf_ns stamp;
-    int result = pf_sock_read(conn->fd, engine->buffer, PF_READ_BYTES, &got, &stamp);
-    int error = errno;
-    if (result == PF_SOCK_WAIT) return 0;
-    begin_read(engine, stamp);
+int pf_exchange_take(struct pf_engine *engine, struct pf_conn *conn, int result, int error,
+                     const uint8_t *data, size_t length, pf_ns stamp_wall) {
+    begin_read(engine, stamp_wall);
     if (conn->state == PF_CONN_IDLE) { /* bytes or an end that nobody asked for */
         pf_slab_add(&engine->slab, PF_WORD_closed_while_idle, 1);
         pf_exchange_retire(engine, conn);
@@ -285,8 +294,18 @@ static int read_once(struct pf_engine *engine, struct pf_conn *conn, int closing
         settle_and_close(engine, conn, pf_sock_cause(error, PF_PHASE_TALK), error, engine->read_ns);
         return 0;
     }
-    if (conn->state != PF_CONN_DRAINING) engine->slab.bytes_received[conn->row] += (int64_t)got;
-    return take_bytes(engine, conn, engine->buffer, got) && (closing || got == PF_READ_BYTES);
+    if (conn->state != PF_CONN_DRAINING) engine->slab.bytes_received[conn->row] += (int64_t)length;
+    return take_bytes(engine, conn, data, length);
+}
+
+/* One read; returns whether another may follow on this connection. */
+static int read_once(struct pf_engine *engine, struct pf_conn *conn, int closing) {
+    size_t got;
+    pf_ns stamp;
+    int result = pf_sock_read(conn->fd, engine->buffer, PF_READ_BYTES, &got, &stamp);
+    if (result == PF_SOCK_WAIT) return 0;
+    return pf_exchange_take(engine, conn, result, errno, engine->buffer, got, stamp) &&
+           (closing || got == PF_READ_BYTES);
 }
 
 static void read_answer(struct pf_engine *engine, struct pf_conn *conn, int closing) {

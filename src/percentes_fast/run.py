@@ -14,17 +14,20 @@ import platform
 import secrets
 import shutil
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import percentes_fast
-from percentes_fast import _native, launch, rundir, store
+from percentes_fast import _native, launch, rundir
 from percentes_fast.config import Config, LoadedConfig, seconds_ns
-from percentes_fast.engine import buffers, cpu, pool, preflight
+from percentes_fast.engine import cpu, pool, preflight
 from percentes_fast.engine import schedule as scheduling
 from percentes_fast.engine.canary import Canary
 from percentes_fast.errors import ClientError, FaultError
@@ -32,6 +35,9 @@ from percentes_fast.faults.base import Armed, Fired
 from percentes_fast.faults.kinds import ARM
 from percentes_fast.schema import KIND_NAMES, SCHEMA_VERSION
 from percentes_fast.servers.supervisor import Supervised
+
+if TYPE_CHECKING:
+    from percentes_fast.engine import buffers
 
 LEAD_S = 0.5  # between "all workers ready" and the epoch
 TICK_S = 0.1
@@ -161,7 +167,10 @@ def _prepare(run: _Run, available: Sequence[int]) -> None:
     _arm(run)
     run.manifest = _manifest(run, answer.facts())
     run.directory.write_bytes(rundir.CONFIG, run.loaded.text)
-    _write_schedule(run)
+    if "pyarrow" in sys.modules:
+        _write_schedule(run)
+    else:
+        _apart(partial(_write_schedule, run))
     run.workers = pool.start(
         pool.Plan(
             config=run.config,
@@ -239,7 +248,34 @@ def _server_kind(config: Config) -> str:
     return "pid" if config.fault.pid is not None else "target"
 
 
+def _apart(work: Callable[[], None]) -> None:
+    """Does `work` in a forked process, so that pyarrow, which it imports, is not in this one while
+    the load runs (40 MB). Raises ClientError with the other's message.
+    """
+    reader, writer = os.pipe()
+    with (
+        warnings.catch_warnings()
+    ):  # numpy's idle threads are no harm to a child that never calls them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as exc:
+            os.write(writer, str(exc).encode() or b"failed")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as told:  # noqa: PTH123 (a descriptor)
+        message = told.read().decode()
+    os.waitpid(pid, 0)
+    if message:
+        raise ClientError(message)
+
+
 def _write_schedule(run: _Run) -> None:
+    from percentes_fast.engine import buffers
+
     schedule = run.schedule
     columns = {
         "index": range(len(schedule)),
@@ -376,6 +412,8 @@ def _release(run: _Run) -> None:
 
 
 def _store(run: _Run, label: buffers.Label) -> None:
+    from percentes_fast import store
+
     assert run.workers is not None
     run.watcher.say("writing the records")
     run.manifest["workers"] = [
