@@ -80,7 +80,8 @@ static void take_refusal(struct pf_engine *engine, struct pf_conn *conn, struct 
 
 void pf_answer_keep_message(struct pf_engine *engine, struct pf_conn *conn) {
     struct pf_json_facts *facts = &conn->sse.json.facts;
-    keep_text(engine, conn->row, facts->message, facts->message_length);
+    if (pf_json_finish(&conn->sse.json) == PF_END)
+        keep_text(engine, conn->row, facts->message, facts->message_length);
 }
 
 static void note_token_line(struct pf_engine *engine, int32_t row, int32_t event) {
@@ -188,7 +189,10 @@ enum pf_cause pf_answer_body(struct pf_engine *engine, struct pf_conn *conn, str
             if (begins_an_event(body.data - used, used)) note_later_bytes(engine, conn);
             return PF_CAUSE_OPEN;
         }
-        if (result == PF_BAD) return PF_CAUSE_BAD_EVENT;
+        if (result == PF_BAD) {
+            note_later_bytes(engine, conn);
+            return PF_CAUSE_BAD_EVENT;
+        }
         enum pf_cause cause = take_event(engine, conn);
         if (cause != PF_CAUSE_OPEN) return cause;
     }

@@ -45,20 +45,20 @@ static int take_done(struct pf_sse *sse, uint8_t byte) {
     return byte == ' ' || byte == '\t' || byte == '\n' ? PF_AGAIN : PF_BAD;
 }
 
-static int take_payload(struct pf_sse *sse, const uint8_t *data, size_t length) {
+/* A broken payload stays broken: the event is judged at its end, wherever reads were cut. */
+static void take_payload(struct pf_sse *sse, const uint8_t *data, size_t length) {
     size_t i = 0;
     while (sse->payload == PF_SSE_NONE && i < length &&
            (data[i] == ' ' || data[i] == '\t' || data[i] == '\n'))
         i++;
-    if (i == length) return PF_AGAIN;
+    if (i == length) return;
     if (sse->payload == PF_SSE_NONE) {
         sse->payload = data[i] == '{' ? PF_SSE_JSON : data[i] == '[' ? PF_SSE_DONE : PF_SSE_OTHER;
         if (sse->payload == PF_SSE_JSON) pf_json_begin(&sse->json);
     }
-    if (sse->payload == PF_SSE_JSON) return pf_json_feed(&sse->json, data + i, length - i);
+    if (sse->payload == PF_SSE_JSON) pf_json_feed(&sse->json, data + i, length - i);
     for (; i < length && sse->payload == PF_SSE_DONE; i++)
         if (take_done(sse, data[i]) == PF_BAD) sse->payload = PF_SSE_OTHER;
-    return PF_AGAIN;
 }
 
 /* The event's verdict, at its blank line or at the end of the body: its name may follow its data.
@@ -98,18 +98,17 @@ static void take_event_name(struct pf_sse *sse, uint8_t byte) {
 }
 
 /* A data line begins: the second and later ones of an event are joined with LF. */
-static int begin_data(struct pf_sse *sse) {
+static void begin_data(struct pf_sse *sse) {
     static const uint8_t LINE_FEED = '\n';
     sse->line = DATA;
-    int joined = sse->has_data ? take_payload(sse, &LINE_FEED, 1) : PF_AGAIN;
+    if (sse->has_data) take_payload(sse, &LINE_FEED, 1);
     sse->has_data = 1;
-    return joined;
 }
 
 /* After the colon; returns 1 when the byte was the space that is dropped. */
-static int take_after_colon(struct pf_sse *sse, uint8_t byte, int *result) {
+static int take_after_colon(struct pf_sse *sse, uint8_t byte) {
     if (sse->field_at == 0) {
-        *result = begin_data(sse);
+        begin_data(sse);
     } else {
         sse->line = EVENT_NAME;
         sse->field_at = 0;
@@ -123,14 +122,13 @@ static int names_event(const struct pf_sse *sse) {
 }
 
 static int end_line(struct pf_sse *sse) {
-    int result = PF_AGAIN;
     if (sse->line == START) return end_event(sse);
-    if (sse->line == AFTER_COLON && sse->field_at == 0) result = begin_data(sse);
+    if (sse->line == AFTER_COLON && sse->field_at == 0) begin_data(sse);
     if (names_event(sse)) /* the last name counts */
         sse->is_error = sse->line == EVENT_NAME && sse->field_at == sizeof ERROR_NAME - 1;
-    if (sse->line == FIELD_DATA && sse->field_at == sizeof DATA_NAME - 1) result = begin_data(sse);
+    if (sse->line == FIELD_DATA && sse->field_at == sizeof DATA_NAME - 1) begin_data(sse);
     sse->line = START;
-    return result;
+    return PF_AGAIN;
 }
 
 static int skip_mark(struct pf_sse *sse, uint8_t byte) {
@@ -161,15 +159,15 @@ static void take_name_byte(struct pf_sse *sse, uint8_t byte) {
 }
 
 /* Bytes of one line without its end; returns how many it took. */
-static size_t take_line(struct pf_sse *sse, const uint8_t *data, size_t length, int *result) {
+static size_t take_line(struct pf_sse *sse, const uint8_t *data, size_t length) {
     if (sse->line == START && length > sizeof USUAL && memcmp(data, USUAL, sizeof USUAL) == 0) {
-        *result = begin_data(sse); /* what most lines begin with, at once */
+        begin_data(sse); /* what most lines begin with, at once */
         return sizeof USUAL;
     }
-    if (sse->line == AFTER_COLON && take_after_colon(sse, data[0], result)) return 1;
+    if (sse->line == AFTER_COLON && take_after_colon(sse, data[0])) return 1;
     if (sse->line == DATA || sse->line == SKIP) {
         size_t run = run_of_line(data, length);
-        if (sse->line == DATA && *result != PF_BAD) *result = take_payload(sse, data, run);
+        if (sse->line == DATA) take_payload(sse, data, run);
         return run;
     }
     take_name_byte(sse, data[0]);
@@ -189,7 +187,7 @@ int pf_sse_feed(struct pf_sse *sse, const uint8_t *data, size_t length, size_t *
         }
         sse->after_cr = byte == '\r';
         if (byte != '\n' && byte != '\r') {
-            i += take_line(sse, data + i, length - i, &result);
+            i += take_line(sse, data + i, length - i);
             continue;
         }
         i++;
@@ -204,6 +202,6 @@ int pf_sse_feed(struct pf_sse *sse, const uint8_t *data, size_t length, size_t *
 
 int pf_sse_finish(struct pf_sse *sse) {
     if (sse->has_data == 2) begin_event(sse);
-    if (sse->line != START && end_line(sse) == PF_BAD) return PF_BAD;
+    if (sse->line != START) end_line(sse);
     return end_event(sse);
 }

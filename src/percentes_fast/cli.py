@@ -26,7 +26,7 @@ from percentes_fast.errors import (
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
 FLAGS: tuple[tuple[str, str, Any, str], ...] = (
-    ("--target", "target.url", str, "URL of the server, http://HOST:PORT"),
+    ("--target", "target.url", str, "URL of the server, http://HOST:PORT or https://"),
     ("--model", "target.model", str, "model name to ask for"),
     ("--api", "target.api", click.Choice(["chat", "completions"]), "which endpoint"),
     ("--serve", "serve.command", str, "command of a server to start, kill and restart"),
@@ -43,6 +43,11 @@ FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--timeout", "load.timeout_s", float, "deadline of a request in seconds (30)"),
     ("--seed", "seed", int, "seed of the schedule (1)"),
     ("--poll", "engine.poll", click.Choice(["auto", "hybrid", "busy"]), "how workers wait (auto)"),
+    ("--engine", "engine.kind", click.Choice(["auto", "native", "asyncio"]), "who sends (auto)"),
+    ("--api-key-env", "target.api_key_env", str, "variable that holds the bearer token"),
+    ("--ca", "target.tls.ca", str, "PEM file of the authorities to trust, for https"),
+    ("--cert", "target.tls.cert", str, "PEM file of the client's certificate"),
+    ("--key", "target.tls.key", str, "PEM file of its key, where that is a file of its own"),
     ("--mock-startup", "mock.startup_s", float, "start-up of the embedded server in seconds (42)"),
 )
 
@@ -68,6 +73,9 @@ def cli() -> None:
 @click.option("--workers", help="auto or a number: worker processes, one core each")
 @click.option("--cores", help="cores of the workers, such as 2,3 or 4-7")
 @click.option("--header", multiple=True, metavar="'NAME: VALUE'", help="added to every request")
+@click.option("--header-env", multiple=True, metavar="'NAME=VARIABLE'", help="value from there")
+@click.option("--insecure", "target__tls__insecure", is_flag=True, default=None, help="any cert")
+@click.option("--hosted", "target__hosted", is_flag=True, default=None, help="not our server")
 @click.option("--extra-body", metavar="JSON", help="merged into every request body")
 @click.option("--out", type=click.Path(path_type=Path), help="new run directory (runs/...)")
 @click.option("--json", "as_json", is_flag=True, help="print report.json instead of the text")

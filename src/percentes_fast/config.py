@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from percentes_fast.errors import ConfigError
 
+SECRET_WORDS = ("auth", "key", "token", "secret", "cookie", "password")
 REDACTED = "<redacted>"
 MAX_ROWS = 20_000_000  # a schedule beyond it needs more memory than a load client should take
 
@@ -36,13 +38,37 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+class Tls(Section):
+    """How an https target is trusted, and what it is shown."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Tls:
+        if self.key is not None and self.cert is None:
+            raise ValueError("key (--key): a key without its certificate; give --cert too")
+        if self.insecure and self.ca is not None:
+            raise ValueError("insecure (--insecure): checks nothing, so --ca is unused; drop one")
+        return self
+
+
 class Target(Section):
-    """The server under load, as the client addresses it."""
+    """The server under load, as the client addresses it.
+
+    api_key_env, header_env: names of environment variables; their values are sent, never stored.
+    """
 
     url: str | None = None
     model: str = Field(default="mock", min_length=1)
     api: Literal["chat", "completions"] = "chat"
     headers: dict[str, str] = Field(default_factory=dict)
+    header_env: dict[str, str] = Field(default_factory=dict)
+    api_key_env: str | None = None
+    tls: Tls = Tls()
+    hosted: bool = False
     extra_body: dict[str, Any] = Field(default_factory=dict)
     end_marker: Literal["done", "finish_reason"] = "done"
     usage: bool = True
@@ -63,6 +89,24 @@ class Target(Section):
             if not name or any(c in name + value for c in "\r\n\0") or ":" in name:
                 raise ValueError(f"header {name!r}: use 'Name: value' on one line")
         return headers
+
+    @property
+    def https(self) -> bool:
+        """Is the target spoken to over TLS?"""
+        return self.url is not None and urlsplit(self.url).scheme == "https"
+
+    def sent_headers(self) -> dict[str, str]:
+        """All extra headers with their values, those from the environment too: keep them nowhere.
+
+        Raises ConfigError where a variable is not set.
+        """
+        given = dict(self.headers)
+        for name, variable in self.header_env.items():
+            given[name] = _variable("header_env (--header-env)", variable)
+        if self.api_key_env is not None:
+            key = _variable("api_key_env (--api-key-env)", self.api_key_env)
+            given["Authorization"] = f"Bearer {key}"
+        return given
 
     @field_validator("extra_body")
     @classmethod
@@ -172,6 +216,7 @@ class Engine(Section):
     idle_reuse_s: Seconds = 4.0
     kernel_stamps: bool = True
     rehearse: bool = True
+    kind: Literal["auto", "native", "asyncio"] = "auto"
 
     @field_validator("workers")
     @classmethod
@@ -212,12 +257,20 @@ class Config(Section):
         return phases.kill_at_s + phases.recovery_s + phases.cooldown_s
 
     @property
+    def engine_kind(self) -> Literal["native", "asyncio"]:
+        """Which engine sends: auto is the native one for http, the asyncio one for https."""
+        if self.engine.kind != "auto":
+            return self.engine.kind
+        return "asyncio" if self.target.https else "native"
+
+    @property
     def recovery_s(self) -> float:
         """Length of the recovery phase, from the kill on."""
         return self.duration_s - self.phases.cooldown_s - self.phases.kill_at_s
 
     @model_validator(mode="after")
     def _check_whole(self) -> Config:
+        _check_target(self)
         _check_fault(self)
         _check_phases(self)
         _check_load(self)
@@ -228,6 +281,32 @@ class Config(Section):
         data = self.model_dump(mode="json")
         data["target"]["headers"] = dict.fromkeys(data["target"]["headers"], REDACTED)
         return data
+
+
+def _check_target(config: Config) -> None:
+    target = config.target
+    if target.https and config.engine.kind == "native":
+        raise ValueError("engine.kind (--engine native): speaks no TLS; use auto or asyncio")
+    if target.tls != Tls() and not target.https:
+        raise ValueError(
+            "target.tls (--ca, --cert, --key, --insecure): only for an https:// target"
+        )
+    if target.hosted and target.url is None:
+        raise ValueError("target.hosted (--hosted): say which server, with --target")
+    names = [*target.headers, *target.header_env]
+    if target.api_key_env is not None and "authorization" in [name.lower() for name in names]:
+        raise ValueError(
+            "target.api_key_env (--api-key-env): Authorization is given as a header too; keep one"
+        )
+
+
+def _variable(what: str, name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"target.{what} {name}: the environment variable is not set; export it")
+    if any(c in value for c in "\r\n\0") or not value.isascii():
+        raise ConfigError(f"target.{what} {name}: its value is no header text; mend it")
+    return value
 
 
 def _check_fault(config: Config) -> None:
@@ -314,14 +393,13 @@ def split_url(url: str) -> tuple[str, int, str]:
         port = parts.port
     except ValueError as exc:
         raise ValueError(f"{url!r}: {exc}; use http://HOST:PORT") from exc
-    if parts.scheme == "https":
-        raise ValueError(f"{url!r}: https is not spoken by the native engine; use http://HOST:PORT")
-    if parts.scheme != "http":
+    if parts.scheme not in ("http", "https"):
         raise ValueError(f"{url!r}: scheme {parts.scheme or '(none)'!r}; use http://HOST:PORT")
     usable = all("!" <= byte <= "~" for byte in parts.path) and port != 0
     if not parts.hostname or parts.query or parts.fragment or not usable:
         raise ValueError(f"{url!r}: use http://HOST:PORT, optionally with a path")
-    return parts.hostname, 80 if port is None else port, parts.path.rstrip("/")
+    usual = 443 if parts.scheme == "https" else 80
+    return parts.hostname, usual if port is None else port, parts.path.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +444,7 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Loade
     text = b"{}\n" if path is None else _read(path)
     where = "defaults" if path is None else str(path)
     data = _parse(text, where)
+    _check_secrets(data, where)
     for dotted, value in (overrides or {}).items():
         _override(data, dotted, value)
     return LoadedConfig(
@@ -374,6 +453,23 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Loade
         sha256=hashlib.sha256(text).hexdigest(),
         overrides=tuple(_shown(key, value) for key, value in sorted((overrides or {}).items())),
     )
+
+
+def _check_secrets(data: Mapping[str, Any], where: str) -> None:
+    """The file is copied into every run directory, so it may hold no secret."""
+    target = data.get("target")
+    headers = target.get("headers") if isinstance(target, dict) else None
+    for name in headers if isinstance(headers, dict) else ():
+        if looks_secret(str(name)):
+            raise ConfigError(
+                f"{where}: target.headers: {name}: a secret would be copied into every run; put it"
+                " into an environment variable and name that in target.header_env"
+            )
+
+
+def looks_secret(header: str) -> bool:
+    """Is that the name of a header whose value nobody else should read?"""
+    return any(word in header.lower() for word in SECRET_WORDS)
 
 
 def _read(path: Path) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from percentes_fast.config import looks_secret
 from percentes_fast.errors import ConfigError
 
 
@@ -64,8 +65,25 @@ def _header(lines: tuple[str, ...]) -> dict[str, Any]:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise ConfigError("--header: use 'NAME: VALUE' (the value is not shown here)")
+        if looks_secret(name):
+            raise ConfigError(
+                f"--header {name.strip()}: `ps` would show the value; use --header-env"
+                f" '{name.strip()}=VARIABLE' (or --api-key-env VARIABLE for a bearer token)"
+            )
         headers[name.strip()] = value.strip()
     return {"target.headers": headers}
+
+
+def _header_env(lines: tuple[str, ...]) -> dict[str, Any]:
+    variables = {}
+    for line in lines:
+        name, equals, variable = line.partition("=")
+        if not equals or not name.strip() or not variable.strip():
+            raise ConfigError(
+                "--header-env: use 'NAME=VARIABLE', the variable that holds the value"
+            )
+        variables[name.strip()] = variable.strip()
+    return {"target.header_env": variables}
 
 
 def _extra_body(text: str) -> dict[str, Any]:
@@ -83,6 +101,7 @@ COMPOUND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "workers": _workers,
     "cores": _cores,
     "header": _header,
+    "header_env": _header_env,
     "extra_body": _extra_body,
 }
 

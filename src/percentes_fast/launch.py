@@ -108,7 +108,8 @@ def resolve(url: str) -> pool.Address:
     except socket.gaierror as exc:
         raise TargetError(f"target {url}: {host}: {exc.strerror}; mend the name") from exc
     shown = f"[{host}]" if ":" in host else host
-    return pool.Address(str(found[0][4][0]), port, f"{shown}:{port}")
+    tls_name = host if url.startswith("https:") else None
+    return pool.Address(str(found[0][4][0]), port, f"{shown}:{port}", tls_name)
 
 
 def listens(address: pool.Address) -> bool:

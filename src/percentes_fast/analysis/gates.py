@@ -102,20 +102,49 @@ def g6(baseline: WindowReport | None) -> Gate:
     return Gate("G6", name, True, True, goodput >= BASELINE_GOODPUT, f"baseline {goodput:.4f}")
 
 
+def _has_stamps(config: Mapping[str, Any]) -> bool:
+    """Kernel stamps were asked for, and the engine is the one that has them."""
+    engine, url = config["engine"], config["target"]["url"] or ""
+    kind = engine.get("kind", "auto")
+    native = kind == "native" or (kind == "auto" and not url.startswith("https:"))
+    return native and bool(engine["kernel_stamps"])
+
+
+def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a reader must know about how this run measured, in the order of weight."""
+    target, found = config["target"], []
+    if target.get("tls", {}).get("insecure"):
+        found.append(
+            "the server's certificate was NOT checked (--insecure): anyone may have answered"
+        )
+    if not _has_stamps(config):
+        found.append("no kernel stamps: send skew and receive times are the client's own")
+    if target.get("hosted"):
+        found.append("hosted target: ignore_eos is not sent, so answers may end before max_tokens")
+    return tuple(found)
+
+
 def gates(
     client: ClientFigures, baseline: WindowReport | None, config: Mapping[str, Any]
 ) -> tuple[Gate, ...]:
     """All gates of a run."""
     one = "one target without replicas: there is no share to look at"
     black = "only for black-hole faults, whose clients see no end"
+    hosted = bool(config["target"].get("hosted"))
     metrics = "server metrics are not read by this version, so the waiting queue is not known"
+    if hosted:
+        metrics = "a hosted target shows no waiting queue"
     return (
         _not_applicable("G1", "per-replica share 45-55 %", one),
-        g2(client, stamps=bool(config["engine"]["kernel_stamps"])),
+        g2(client, stamps=_has_stamps(config)),
         _not_applicable("G3", "no terminal signal on victim streams", black),
         _not_applicable("G4", "traffic to the dead endpoint for >= 20 s", black),
         _not_applicable(
-            "G5", "GPU clocks, power, driver equal", "no GPU fingerprint is taken here"
+            "G5",
+            "GPU clocks, power, driver equal",
+            "a hosted target's GPUs are out of sight"
+            if hosted
+            else "no GPU fingerprint is taken here",
         ),
         g6(baseline),
         _not_applicable("G7", "mean waiting queue <= 1.0", metrics),

@@ -353,6 +353,7 @@ def _summary(
         valid=not reasons,
         partial=manifest["state"] == "partial",
         invalid_reasons=tuple(reasons),
+        notes=gating.notes(facts.config),
         counts=count(load),
         counts_by_kind={str(kind): count(rows) for kind, rows in facts.rows.groupby("kind")},
         outage_s=gone.outage_s if gone else None,

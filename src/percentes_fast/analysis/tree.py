@@ -103,6 +103,7 @@ class Summary:
     valid: bool
     partial: bool
     invalid_reasons: tuple[str, ...]
+    notes: tuple[str, ...]
     counts: Counts
     counts_by_kind: dict[str, Counts]
     outage_s: Seconds | None

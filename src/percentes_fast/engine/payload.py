@@ -68,7 +68,7 @@ def body(config: Config, template: Template) -> bytes:
     else:
         prompt["prompt"] = words.rstrip()
     prompt |= {"max_tokens": template.max_tokens, "stream": True}
-    if config.target.ignore_eos:
+    if config.target.ignore_eos and not config.target.hosted:
         prompt["ignore_eos"] = True
     if config.target.usage:
         prompt["stream_options"] = {"include_usage": True}
@@ -121,7 +121,7 @@ def _canary_shape(config: Config, host: str) -> _Shape:
 
 
 def _head(config: Config, method: str, path: str, host: str) -> bytes:
-    given = config.target.headers
+    given = config.target.sent_headers()
     names = [name.lower() for name in given]
     for name in given:
         if name.lower() in OWN_HEADERS:

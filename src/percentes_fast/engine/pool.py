@@ -129,6 +129,7 @@ class Address:
     ip: str
     port: int
     host: str
+    tls_name: str | None = None  # the certificate's; None: plain http
 
 
 class Pool:
@@ -272,8 +273,16 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
         "end_by_finish": config.target.end_marker == "finish_reason",
         "stamps": config.engine.kernel_stamps,
         "rehearse": config.engine.rehearse,
+        "engine": config.engine_kind,
+        "tls": [_tls(config, address) for address in addresses],
         "replica_header": config.target.replica_header or "",
     }
+
+
+def _tls(config: Config, address: Address) -> dict[str, Any] | None:
+    if address.tls_name is None:
+        return None
+    return {"name": address.tls_name, **config.target.tls.model_dump()}
 
 
 def _job(plan: Plan, number: int, slab: slabs.Slab, heads_fd: int, arena: Arena) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from percentes_fast import _native
 from percentes_fast.config import Config
-from percentes_fast.engine import pool, slabs
+from percentes_fast.engine import engines, pool, slabs
 from percentes_fast.engine.payload import render
 from percentes_fast.engine.schedule import SERVER, Schedule, Template
 from percentes_fast.errors import ClientError, TargetError
@@ -85,9 +84,7 @@ def ask(
 
 def _run(config: Config, slab: slabs.Slab, arena: Any, addresses: Sequence[pool.Address]) -> None:
     options = pool.engine_options(config, arena, addresses)
-    del options["tails"]  # text for a job's JSON; here the bytes themselves are at hand
-    tails = list(arena.tails)
-    engine = _native.Engine(slab.memory, arena.heads, tails, max_connections=1, **options)
+    engine = engines.make(slab, arena.heads, arena.tails, options, 1)
     slab.set_word("epoch_ns", time.monotonic_ns())
     thread = threading.Thread(target=engine.run)
     thread.start()
@@ -131,6 +128,7 @@ def _failure(config: Config, answer: Answer) -> str | None:
         raise ClientError(f"this machine: {os.strerror(answer.errno)}; mend it and run again")
     told = f": {answer.message}" if answer.message else ""
     texts = {
+        Cause.TLS: f"the TLS handshake failed{told}; mend --ca, --cert or the server's certificate",
         Cause.CONNECT: f"{os.strerror(answer.errno)}; start the server, or mend --target",
         Cause.RESET: f"reset the connection ({os.strerror(answer.errno)}); is it an HTTP server?",
         Cause.NO_RESPONSE: "closed the connection without an answer; is it an HTTP server?",

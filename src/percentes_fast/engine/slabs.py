@@ -94,6 +94,10 @@ class Slab:
                     return kind, self.word(word)
         raise KeyError(name)
 
+    def offset(self, name: str) -> int:
+        """Byte offset of a column, or of messages, finish_names, replica_names."""
+        return self._offsets[name]
+
     def names(self, which: str) -> list[str]:
         """Interned names: which is finish_names or replica_names."""
         return self._texts(which, self.word(f"{which}_used"), 64)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from percentes_fast import _native
-from percentes_fast.engine import cpu, slabs
+from percentes_fast.engine import cpu, engines, slabs
 from percentes_fast.errors import PercentesError
 
 MCL_CURRENT, MCL_FUTURE = 1, 2
@@ -39,7 +39,7 @@ def main() -> int:
         settings = _settle_in(job, governed)
         slab = slabs.Slab(Path(job["slab"]))
         engine = _engine(job, slab, settings["descriptors"])
-        if job["rehearse"] and not engine.rehearses:
+        if job["rehearse"] and not getattr(engine, "rehearses", True):
             settings["refused"].append("rehearsal: no connection to 127.0.0.1")
         _try(settings["refused"], "memory lock", _lock_memory)
         print(json.dumps(settings), flush=True)
@@ -73,6 +73,7 @@ def _settle_in(job: dict[str, Any], governed: cpu.Governed) -> dict[str, Any]:
         "isolated": job["core"] in cpu.isolated(),
         "governor": cpu.governor(governed.core),
         "governor_before": governed.before,
+        "engine": job["engine"],
         "poll": "busy" if job["busy"] else "hybrid",
         "scheduler": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
         "descriptors": raise_descriptor_limit(),
@@ -114,26 +115,11 @@ def raise_descriptor_limit() -> int:
     return max(1, limit - HELD_BACK)
 
 
-def _engine(job: dict[str, Any], slab: slabs.Slab, descriptors: int) -> _native.Engine:
+def _engine(job: dict[str, Any], slab: slabs.Slab, descriptors: int) -> engines.Engine:
     with open(job["heads_fd"], "rb", closefd=True) as heads:  # noqa: PTH123 (a descriptor)
         head_bytes = heads.read()
-    return _native.Engine(
-        slab.memory,
-        head_bytes,
-        [tail.encode("latin-1") for tail in job["tails"]],
-        [tuple(target) for target in job["targets"]],
-        job["timeouts_ns"],
-        job["plain"],
-        spin_ns=job["spin_ns"],
-        idle_reuse_ns=job["idle_reuse_ns"],
-        max_connections=min(descriptors, max(1, slab.word("rows"))),
-        parent_pid=job["parent"],
-        end_by_finish=job["end_by_finish"],
-        stamps=job["stamps"],
-        busy=job["busy"],
-        rehearse=job["rehearse"],
-        replica_header=job["replica_header"],
-    )
+    tails = [tail.encode("latin-1") for tail in job["tails"]]
+    return engines.make(slab, head_bytes, tails, job, min(descriptors, max(1, slab.word("rows"))))
 
 
 def _await_epoch(slab: slabs.Slab, parent: int) -> bool:

@@ -83,6 +83,7 @@ def render(summary: Summary) -> str:
     """The whole report as text, ending in a newline."""
     lines: list[str] = [verdict(summary)]
     lines += [f"  ! {reason}" for reason in summary.invalid_reasons]
+    lines += [f"  * {note}" for note in summary.notes]
     for title, body in (
         ("What the clients saw", _clients(summary)),
         ("Outage", _outage(summary)),
