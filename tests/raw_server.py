@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from percentes_fast import _native, schema
-from percentes_fast.engine import slabs
+from percentes_fast.engine import asyncio_engine, slabs
 from percentes_fast.schema import Cause, Kind
 
 HOST = "127.0.0.1"
@@ -220,6 +220,8 @@ class Ran:
 class Bench:
     """A slab of the given rows, and the engine over it, in this process."""
 
+    kind = "native"  # of the engine; tests of both set it
+
     def __init__(self, path: Path, *rows: Row, tokens: int = 64, messages: int = 8) -> None:
         self.rows = rows
         size = slabs.SlabSize(len(rows), tokens, 64, messages)
@@ -250,9 +252,7 @@ class Bench:
         **options: Any,
     ) -> list[Ran]:
         """Runs the schedule against the ports (one a target); its rows."""
-        engine = _native.Engine(
-            self.slab.memory,
-            self.heads,
+        engine = self.engine(
             list(tails),
             [(HOST, port) for port in ports],
             [round(timeout * 1e9) for timeout in timeouts_s],
@@ -279,6 +279,12 @@ class Bench:
             replica=None if replica is None else self.slab.names("replica_names")[replica],
             values=values,
         )
+
+    def engine(self, *arguments: Any, **options: Any) -> Any:
+        """The engine of this kind over the slab."""
+        if self.kind == "native":
+            return _native.Engine(self.slab.memory, self.heads, *arguments, **options)
+        return asyncio_engine.Engine(self.slab, self.heads, *arguments, **options)
 
     def tokens(self, name: str) -> list[int]:
         """The used part of a token column."""

@@ -89,7 +89,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"probe.every_s": 1e-10}, "probe.every_s: .*send fewer"),
     ({"canary.every_s": 1e-5}, "canary.every_s: .*send fewer"),
     ({"target.url": "h:1"}, "target.url: .*use http://HOST:PORT"),
-    ({"target.url": "https://h:1"}, "target.url: .*https is not spoken"),
+    ({"target.url": "https://h", "engine.kind": "native"}, "speaks no TLS; use auto or asyncio"),
+    ({"target.url": "http://h:1", "target.tls.insecure": True}, "only for an https:// target"),
+    ({"target.url": "https://h", "target.tls.key": "k"}, "a key without its certificate"),
+    ({"target.url": "https://h", "target.tls": {"ca": "a", "insecure": True}}, "drop one"),
+    ({"target.hosted": True}, r"target\.hosted \(--hosted\): say which server"),
+    (
+        {"target.api_key_env": "K", "target.header_env": {"authorization": "V"}},
+        "Authorization is given as a header too; keep one",
+    ),
     ({"target.url": "http://:80"}, "target.url: .*use http://HOST:PORT"),
     ({"target.url": "http://h:0"}, "target.url: .*use http://HOST:PORT"),
     ({"target.url": "http://h:99999"}, "target.url: .*use http://HOST:PORT"),
@@ -232,6 +240,44 @@ def test_header_values_are_redacted() -> None:
     assert SECRET not in repr(loaded.overrides) + repr(loaded.config.public())
     assert "Authorization" in loaded.overrides[1]
     assert loaded.config.public()["target"]["headers"] == {"Authorization": configuration.REDACTED}
+
+
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key", "Cookie", "X-Auth-Token"])
+def test_a_secret_in_the_file_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"target:\n  headers:\n    {name}: {SECRET}\n")
+    with pytest.raises(ConfigError, match=rf"{name}: .*target\.header_env") as caught:
+        configuration.load(tmp_path / "run.yaml")
+    assert SECRET not in str(caught.value)
+
+
+def test_headers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"target.headers": {"X": "y"}, "target.header_env": {"X-Key": "PF_A"}}
+    given = {**LOAD_ONLY, **given, "target.api_key_env": "PF_B"}
+    monkeypatch.setenv("PF_A", SECRET)
+    monkeypatch.setenv("PF_B", SECRET + "2")
+    loaded = configuration.load(None, given)
+    sent = loaded.config.target.sent_headers()
+    assert sent == {"X": "y", "X-Key": SECRET, "Authorization": f"Bearer {SECRET}2"}
+    assert SECRET not in repr(loaded)
+    for wrong in ("", "a\nb", "\xe9"):
+        monkeypatch.setenv("PF_A", wrong)
+        with pytest.raises(ConfigError, match=r"PF_A: (the environment|its value)"):
+            loaded.config.target.sent_headers()
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "kind"),
+    [
+        ("http://h", "auto", "native"),
+        ("https://h", "auto", "asyncio"),
+        ("http://h", "asyncio", "asyncio"),
+        (None, "auto", "native"),
+    ],
+)
+def test_which_engine(url: str | None, asked: str, kind: str) -> None:
+    given = {**LOAD_ONLY, "target.url": url, "engine.kind": asked}
+    assert configuration.load(None, given).config.engine_kind == kind
+    assert configuration.split_url("https://h/a") == ("h", 443, "/a")
 
 
 def test_public_is_the_whole_configuration() -> None:

@@ -37,6 +37,7 @@ from raw_server import (
     usage,
 )
 
+pytestmark = pytest.mark.usefixtures("both_engines")
 RECORDED = Path(__file__).parent / "data" / "vllm-0.32.0" / "recorded.json"
 
 
@@ -212,6 +213,7 @@ def first_read(tmp_path: Path, *pieces: bytes) -> tuple[Bench, Any]:
         return bench, bench.run(server.port)[0]
 
 
+@pytest.mark.native_only
 def test_a_head_in_the_read_of_the_first_token_leaves_its_stamp_exact(tmp_path: Path) -> None:
     bench, ran = first_read(tmp_path, CHUNKED, chunk(token()))
     assert ran.cause == Cause.STREAM_END
@@ -219,6 +221,7 @@ def test_a_head_in_the_read_of_the_first_token_leaves_its_stamp_exact(tmp_path: 
     assert bench.tokens("kernel_wall_ns")[0] == ran.first_token_kernel_wall_ns
 
 
+@pytest.mark.native_only
 @pytest.mark.parametrize("after", [b": ping\n", b"event: x\n", b"d"])
 def test_bytes_after_the_first_token_make_its_stamp_a_bound(tmp_path: Path, after: bytes) -> None:
     later = chunk(after + b"\n" if after == b"d" else after)  # a field without a value
@@ -229,6 +232,7 @@ def test_bytes_after_the_first_token_make_its_stamp_a_bound(tmp_path: Path, afte
     assert bench.tokens("kernel_wall_ns")[0] == NULL64
 
 
+@pytest.mark.native_only
 def test_the_line_feed_of_a_cr_lf_is_part_of_its_event(tmp_path: Path) -> None:
     event = token().replace(b"\n", b"\r\n")
     assert event.endswith(b"\r\n\r\n")

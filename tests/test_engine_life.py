@@ -44,6 +44,7 @@ from raw_server import (
     token,
 )
 
+pytestmark = pytest.mark.usefixtures("both_engines")
 LATER_S = 0.5
 
 
@@ -270,6 +271,7 @@ def test_own_figures_add_up(tmp_path: Path) -> None:
     assert (bench.slab.word("in_flight"), bench.slab.word("next_row")) == (0, 60)
 
 
+@pytest.mark.native_only
 @pytest.mark.parametrize(
     ("column", "value"), [("kind", 4), ("target", 1), ("tail", 1), ("head_length", 999)]
 )
@@ -280,6 +282,7 @@ def test_unsound_slab_is_refused(tmp_path: Path, column: str, value: int) -> Non
         bench.run(1)
 
 
+@pytest.mark.native_only
 def test_refused_engine_leaves_other_descriptors_alone(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Row())
     before = os.fstat(0)
@@ -291,6 +294,7 @@ def test_refused_engine_leaves_other_descriptors_alone(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- kernel stamps
 
 
+@pytest.mark.native_only
 def test_kernel_stamps_stand_between_the_user_s(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Row(), Row(LATER_S))
     waiting = iter((0, 1))
@@ -317,6 +321,7 @@ def test_kernel_stamps_stand_between_the_user_s(tmp_path: Path) -> None:
     assert all(stamp > 0 for stamp in bench.tokens("kernel_wall_ns"))
 
 
+@pytest.mark.native_only
 @pytest.mark.parametrize("rehearse", [True, False])
 def test_a_rehearsal_reaches_no_target(rehearse: bool, tmp_path: Path) -> None:
     """The server sees the same connections and bytes, whether sends are rehearsed or not."""
@@ -339,6 +344,7 @@ def test_a_rehearsal_reaches_no_target(rehearse: bool, tmp_path: Path) -> None:
     assert bench.slab.word("rehearsals") <= 2 * 8
 
 
+@pytest.mark.native_only
 def test_without_kernel_stamps(tmp_path: Path) -> None:
     ran = ask(tmp_path, answer(GOOD), stamps=False)
     assert ran.cause == Cause.STREAM_END

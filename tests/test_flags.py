@@ -33,6 +33,7 @@ def test_plain_flags_become_dotted_keys() -> None:
         ("workers", "²", {"engine.workers": "²"}),
         ("cores", "2,4-6", {"engine.cores": [2, 4, 5, 6]}),
         ("header", ("A: b: c", "X:"), {"target.headers": {"A": "b: c", "X": ""}}),
+        ("header_env", ("X-Key=K", "B = c"), {"target.header_env": {"X-Key": "K", "B": "c"}}),
         ("extra_body", '{"a": {"b": 1}}', {"target.extra_body": {"a": {"b": 1}}}),
     ],
 )
@@ -50,6 +51,9 @@ def test_compound_flags(flag: str, value: Any, expected: dict[str, Any]) -> None
         ("cores", "6-4", "use numbers, such as 2,3 or 4-7"),
         ("header", (f"Authorization {SECRET}",), "use 'NAME: VALUE'"),
         ("header", (f": {SECRET}",), "use 'NAME: VALUE'"),
+        ("header", (f"X-Api-Key: {SECRET}",), "X-Api-Key: `ps` would show"),
+        ("header_env", ("X-Key",), "use 'NAME=VARIABLE'"),
+        ("header_env", (f"=PF_{SECRET}",), "use 'NAME=VARIABLE'"),
         ("extra_body", "{", "give one JSON object"),
         ("extra_body", "[1]", "is not a JSON object"),
     ],

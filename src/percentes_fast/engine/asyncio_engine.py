@@ -364,12 +364,13 @@ class Engine:
 
     def _take(self, conn: Connection, data: bytes) -> None:
         assert conn.answer is not None
-        then = conn.answer.take(data, self._now())
+        at = self._now()
+        then = conn.answer.take(data, at)
         if then == "reuse" and not conn.request_left:
             self._open.discard(conn)
             if conn.deadline is not None:
                 conn.deadline.cancel()
-            conn.state, conn.idle_ns, conn.row = "idle", self._now(), -1
+            conn.state, conn.idle_ns, conn.row = "idle", at, -1
             self._idle[conn.target].append(conn)
         elif then != "open":
             self._close(conn)
