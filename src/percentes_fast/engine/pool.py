@@ -287,7 +287,8 @@ def _tls(config: Config, address: Address) -> dict[str, Any] | None:
 
 def _job(plan: Plan, number: int, slab: slabs.Slab, heads_fd: int, arena: Arena) -> dict[str, Any]:
     config = plan.config
-    busy = polls_busily(config, plan.cores, number)
+    native = config.engine_kind == "native"
+    busy = native and polls_busily(config, plan.cores, number)
     rows_s, tokens_s = (slab.word(w) / config.duration_s for w in ("rows", "tokens_capacity"))
     return {
         "slab": str(slab.path),
@@ -296,7 +297,9 @@ def _job(plan: Plan, number: int, slab: slabs.Slab, heads_fd: int, arena: Arena)
         "parent": os.getpid(),
         "busy": busy,
         # real-time scheduling must stay below the kernel's throttle
-        "busy_share": 1.0 if busy else busy_share(rows_s, tokens_s, config.engine.spin_us / 1e6),
+        "busy_share": busy_share(rows_s, tokens_s, config.engine.spin_us / 1e6)
+        if native and not busy
+        else 1.0,
         **engine_options(config, arena, plan.addresses),
     }
 
