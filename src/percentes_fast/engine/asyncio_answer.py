@@ -223,7 +223,7 @@ class Answer:
         """Whether the connection must be closed."""
         assert self._response is not None
         if self._response.status_code != 200:
-            self._refusal += data[: max(0, HEAD_LIMIT - len(self._refusal))]
+            self._take_refusal(data)
             return False
         if self._plain:
             return False
@@ -241,6 +241,14 @@ class Answer:
         if rest not in (b"", b"\n"):  # more than the LF of a CR LF
             self._mark_shared()
         return False
+
+    def _take_refusal(self, data: bytes) -> None:
+        """An answer that is not 200: its first bytes are kept as they come."""
+        begun = len(self._refusal)
+        self._refusal += data[: max(0, HEAD_LIMIT - begun)]
+        if begun < MESSAGE_BYTES:
+            text = bytes(self._refusal[:MESSAGE_BYTES]).replace(b"\0", b" ")
+            self._record.keep_text(self._row, text)
 
     def _mark_shared(self) -> None:
         """More came in the read of the first token, after it."""
@@ -315,10 +323,8 @@ class Answer:
         return Cause.STREAM_END if ended else Cause.NO_END
 
     def _keep_message(self) -> None:
-        """An answer that is not 200: its JSON error text, or else its first bytes as they are."""
-        body = bytes(self._refusal)
-        facts = facts_of(body)
-        self._record.keep_text(self._row, body[:MESSAGE_BYTES].replace(b"\0", b" "))
+        """The error text that the whole JSON of a refusal holds takes the place of its bytes."""
+        facts = facts_of(bytes(self._refusal))
         if facts is not None:
             self._record.keep_text(self._row, facts.message)
 
