@@ -20,6 +20,7 @@ FEWEST = 60  # requests of a row
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--cold", action="store_true", help="without rehearsals too")
     options = parser.parse_args()
     send = rig.limits()["send_to_spinning"][0] / 1000
@@ -29,7 +30,7 @@ def main() -> None:
         " p99 without dials us | / send | user skew p99 us | kernel send - arrival p50 us |"
         " CPU less empty polls % |\n|" + "---|" * 13
     )
-    for rate in RATES:
+    for rate in options.rates:
         for poll in ("hybrid", "busy"):
             for rehearse in (True, False) if options.cold else (True,):
                 count = max(FEWEST, int(rate * options.seconds))

@@ -6,6 +6,7 @@ canary deviation, steps of the wall clock; each a small frozen record, null wher
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,10 +79,12 @@ class ClientFigures:
     send_skew_s: dispatch minus intended; send_skew_kernel_s: kernel's send stamp minus intended, on
     connections that were open; stamp_disagreement_s: |kernel stamp - return of the last send|;
     receive_lag_s: first token's user stamp minus its kernel stamp, shared reads left out.
+    client_fault_errnos: client faults by the name of their errno; others have none.
     """
 
     undispatched: int
     client_fault: int
+    client_fault_errnos: dict[str, int]
     send_skew_s: Spread | None
     send_skew_kernel_s: Spread | None
     stamp_disagreement_s: Spread | None
@@ -145,6 +148,13 @@ def receive_lag(rows: pd.DataFrame) -> Ints:
     return _difference(apart, "first_token_ns", "first_token_kernel_ns")
 
 
+def _errnos(faults: pd.DataFrame) -> dict[str, int]:
+    known = faults["errno"].dropna().astype(int)
+    counted = known[known > 0].value_counts().sort_index()
+    pairs = zip(counted.index.tolist(), counted.tolist(), strict=True)
+    return {errno.errorcode.get(code, str(code)): count for code, count in pairs}
+
+
 def figures(
     manifest: Mapping[str, Any],
     requests: pd.DataFrame,
@@ -160,6 +170,7 @@ def figures(
     return ClientFigures(
         undispatched=int(due["dispatch_ns"].isna().sum()),
         client_fault=int((requests["outcome"] == "client_fault").sum()),
+        client_fault_errnos=_errnos(requests[requests["outcome"] == "client_fault"]),
         send_skew_s=spread(_difference(requests, "dispatch_ns", "intended_ns")),
         send_skew_kernel_s=spread(_difference(reused, "sent_kernel_ns", "intended_ns")),
         stamp_disagreement_s=spread(apart),

@@ -15,10 +15,17 @@ from percentes_fast.analysis.windows import WindowReport
 
 SKEW_P99_S, SKEW_MAX_S = 0.005, 0.050
 BUSY_LIMIT = 0.70
-STAMPS_AGREE_S = (
-    0.001  # p99 of |kernel - user| send stamp: beyond it the user stamp is not the send
-)
+STAMPS_AGREE_S = 0.001  # p99 of |kernel - user| send stamp: beyond it, it is not the send's
 BASELINE_GOODPUT = 0.99
+REMEDIES = {
+    "EMFILE": "raise the limit of open files (ulimit -Hn 65536)",
+    "ENFILE": "raise the system's limit of open files (sysctl fs.file-max)",
+    "EADDRNOTAVAIL": "widen the port range (sysctl net.ipv4.ip_local_port_range='10240 65535')",
+    "ENOBUFS": "give the kernel's network more memory (sysctl net.ipv4.tcp_mem)",
+    "ENOMEM": "free memory, or raise this container's limit",
+    "EACCES": "let this user open connections (a firewall or a security policy refused)",
+    "EPERM": "let this user open connections (a firewall or a security policy refused)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,22 @@ def _stamp_faults(client: ClientFigures) -> list[str]:
     return []
 
 
+def _remedies(client: ClientFigures) -> str:
+    """What to change on this machine, by errno."""
+    told = [
+        f"{name} {number}: {REMEDIES.get(name, 'mend this machine')}"
+        for name, number in client.client_fault_errnos.items()
+    ]
+    return f" ({', '.join(told)})" if told else ""
+
+
 def g2(client: ClientFigures, *, stamps: bool) -> Gate:
     """The client was on time, lost nothing, and had CPU to spare."""
     faults = _skew_faults("send", client.send_skew_s) + _worker_faults(client)
     if client.undispatched:
         faults.append(f"{client.undispatched} rows were not dispatched")
     if client.client_fault:
-        faults.append(f"{client.client_fault} client faults")
+        faults.append(f"{client.client_fault} client faults{_remedies(client)}")
     if stamps:
         faults += _stamp_faults(client)
     skew = client.send_skew_s
