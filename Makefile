@@ -7,7 +7,7 @@ STRICT := -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wconversion -Wshadow -Werr
 SOURCES := pyproject.toml setup.py $(shell find csrc src -name '*.[ch]' -o -name '*.py' -o -name '*.pyx' -o -name '*.j2')
 C_FILES := $(wildcard csrc/*.c)
 
-.PHONY: demo test test-quick test-real test-lower lint lint-c dist clean
+.PHONY: demo test test-quick test-wire test-real test-lower lint lint-c fuzz dist clean
 
 demo: $(VENV)/installed
 	rm -rf demo-run
@@ -19,6 +19,10 @@ test: $(VENV)/installed-test lint
 
 test-quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m "not real and not slow"
+
+# the wire: cases x engines x ways of cutting, in the last line
+test-wire: $(VENV)/installed-test
+	$(BIN)/python -m pytest -q -s tests/test_wire.py
 
 # 3.5 GB the first time; LLAMA_SERVER=/path/to/llama-server adds llama.cpp
 test-real: $(VENV)/installed-test
@@ -42,10 +46,14 @@ lint: $(VENV)/installed-test lint-c
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.c csrc/*.h
+	$(BIN)/clang-format --dry-run --Werror csrc/*.c csrc/*.h bench/*.c fuzz/*.c fuzz/*.h
 
 lint-c:
 	for file in $(C_FILES); do $(CC) $(STRICT) -fsyntax-only $$file || exit 1; done
+
+# needs clang; FUZZ_S=600: seconds a target
+fuzz:
+	$(PYTHON) fuzz/run.py --seconds $(or $(FUZZ_S),60)
 
 dist: $(VENV)/installed-test
 	$(BIN)/python -m build

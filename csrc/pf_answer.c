@@ -74,6 +74,7 @@ void pf_answer_head(struct pf_engine *engine, struct pf_conn *conn) {
 
 /* An answer that is not 200: its JSON error text, or else its first bytes as they are. */
 static void take_refusal(struct pf_engine *engine, struct pf_conn *conn, struct pf_span body) {
+    if (conn->http.coded) return;
     add_text(engine, conn->row, body.data, body.length);
     pf_json_feed(&conn->sse.json, body.data, body.length);
 }
@@ -163,10 +164,11 @@ static void note_later_bytes(struct pf_engine *engine, const struct pf_conn *con
 
 static enum pf_cause take_event(struct pf_engine *engine, struct pf_conn *conn) {
     note_later_bytes(engine, conn);
-    enum pf_cause cause = PF_CAUSE_ERROR_EVENT; /* an error in plain words */
-    if (conn->sse.payload == PF_SSE_DONE) cause = PF_CAUSE_STREAM_END;
-    if (conn->sse.payload == PF_SSE_JSON) cause = take_json(engine, conn);
-    return cause;
+    if (conn->sse.payload == PF_SSE_DONE) return PF_CAUSE_STREAM_END;
+    if (conn->sse.payload == PF_SSE_JSON) return take_json(engine, conn);
+    struct pf_json_facts *facts = &conn->sse.json.facts; /* an error in plain words */
+    keep_text(engine, conn->row, facts->message, facts->message_length);
+    return PF_CAUSE_ERROR_EVENT;
 }
 
 /* Bytes that ended no event: is there more than the LF of a CR LF? */
@@ -179,7 +181,7 @@ enum pf_cause pf_answer_body(struct pf_engine *engine, struct pf_conn *conn, str
         take_refusal(engine, conn, body);
         return PF_CAUSE_OPEN;
     }
-    if (engine->setup.plain[conn->kind]) return PF_CAUSE_OPEN;
+    if (engine->setup.plain[conn->kind] || conn->http.coded) return PF_CAUSE_OPEN;
     for (;;) {
         size_t used;
         int result = pf_sse_feed(&conn->sse, body.data, body.length, &used);

@@ -220,6 +220,14 @@ static int body_ended(struct pf_engine *engine, struct pf_conn *conn, size_t lef
     return 1;
 }
 
+/* The answer cannot be read to its end: an answer that is not 200 is that before all else. */
+static enum pf_cause cause_of_refusal(struct pf_engine *engine, struct pf_conn *conn,
+                                      enum pf_cause otherwise) {
+    if (!conn->http.head_done || conn->http.status == 200) return otherwise;
+    pf_answer_keep_message(engine, conn);
+    return PF_CAUSE_HTTP_STATUS;
+}
+
 static int take_body(struct pf_engine *engine, struct pf_conn *conn, struct pf_span body) {
     if (conn->state == PF_CONN_DRAINING) return 1;
     enum pf_cause cause = pf_answer_body(engine, conn, body);
@@ -246,7 +254,8 @@ static int take_bytes(struct pf_engine *engine, struct pf_conn *conn, const uint
         if (result == PF_AGAIN) return 1;
         if (result == PF_END) return body_ended(engine, conn, length);
         if (result == PF_BAD) {
-            settle_and_close(engine, conn, PF_CAUSE_BAD_HTTP, 0, engine->read_ns);
+            enum pf_cause cause = cause_of_refusal(engine, conn, PF_CAUSE_BAD_HTTP);
+            settle_and_close(engine, conn, cause, 0, engine->read_ns);
             return 0;
         }
         if (!take_body(engine, conn, body)) return 0;
@@ -262,10 +271,8 @@ static void peer_closed(struct pf_engine *engine, struct pf_conn *conn) {
         conn->http.close = 1;
         body_ended(engine, conn, 0);
     } else {
-        int refused = conn->http.head_done && conn->http.status != 200;
-        if (refused) pf_answer_keep_message(engine, conn);
-        settle_and_close(engine, conn, refused ? PF_CAUSE_HTTP_STATUS : PF_CAUSE_BODY_CUT, 0,
-                         engine->read_ns);
+        enum pf_cause cause = cause_of_refusal(engine, conn, PF_CAUSE_BODY_CUT);
+        settle_and_close(engine, conn, cause, 0, engine->read_ns);
     }
 }
 

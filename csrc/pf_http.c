@@ -119,7 +119,19 @@ static void take_length(struct pf_http *http) {
     http->remaining = length;
 }
 
+/* Empty elements of a list do not count (RFC 9110 5.6.1.2). */
+static void drop_empty_elements(struct pf_http *http) {
+    size_t from = 0;
+    while (from < http->value_length && strchr(" \t,", http->value[from]))
+        from++;
+    while (http->value_length > from && strchr(" \t,", http->value[http->value_length - 1]))
+        http->value_length--;
+    http->value_length = (uint8_t)(http->value_length - from);
+    memmove(http->value, http->value + from, http->value_length);
+}
+
 static void take_coding(struct pf_http *http) {
+    drop_empty_elements(http);
     if (http->value_cut || http->chunked || !value_is(http, "chunked")) {
         http->state = REFUSED;
         return;
@@ -144,6 +156,10 @@ static void take_header(struct pf_http *http) {
         take_coding(http);
     } else if (name_is(http, "connection")) {
         take_connection(http);
+    } else if (name_is(http, "content-encoding")) {
+        drop_empty_elements(http);
+        if (http->value_cut || (http->value_length > 0 && !value_is(http, "identity")))
+            http->coded = 1;
     } else if (http->replica_header && name_is(http, http->replica_header)) {
         size_t kept = http->value_length < PF_NAME_BYTES ? http->value_length : PF_NAME_BYTES;
         memcpy(http->replica, http->value, kept);

@@ -29,6 +29,7 @@ struct pf_http {
     uint8_t line_at; /* place in the status line; of a chunk size: 1 in, 2 past its digits */
     int16_t status;  /* 0 until the status line is whole */
     uint8_t head_done;
+    uint8_t coded;              /* the body has a content coding: nobody here can read it */
     uint32_t head_bytes;        /* of the head, or of one chunk's framing and the trailers */
     int64_t remaining;          /* of the body or of the chunk */
     const char *replica_header; /* lower case, or NULL */

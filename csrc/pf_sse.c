@@ -45,6 +45,13 @@ static int take_done(struct pf_sse *sse, uint8_t byte) {
     return byte == ' ' || byte == '\t' || byte == '\n' ? PF_AGAIN : PF_BAD;
 }
 
+/* Words that are no JSON: they may be an error's text. */
+static void keep_words(struct pf_sse *sse, const uint8_t *data, size_t length) {
+    struct pf_json_facts *facts = &sse->json.facts;
+    for (size_t i = 0; i < length && facts->message_length < PF_MESSAGE_BYTES; i++)
+        facts->message[facts->message_length++] = (char)(data[i] < 0x20 ? ' ' : data[i]);
+}
+
 /* A broken payload stays broken: the event is judged at its end, wherever reads were cut. */
 static void take_payload(struct pf_sse *sse, const uint8_t *data, size_t length) {
     size_t i = 0;
@@ -54,18 +61,22 @@ static void take_payload(struct pf_sse *sse, const uint8_t *data, size_t length)
     if (i == length) return;
     if (sse->payload == PF_SSE_NONE) {
         sse->payload = data[i] == '{' ? PF_SSE_JSON : data[i] == '[' ? PF_SSE_DONE : PF_SSE_OTHER;
-        if (sse->payload == PF_SSE_JSON) pf_json_begin(&sse->json);
+        pf_json_begin(&sse->json);
     }
-    if (sse->payload == PF_SSE_JSON) pf_json_feed(&sse->json, data + i, length - i);
+    if (sse->payload == PF_SSE_JSON)
+        pf_json_feed(&sse->json, data + i, length - i);
+    else
+        keep_words(sse, data + i, length - i);
     for (; i < length && sse->payload == PF_SSE_DONE; i++)
         if (take_done(sse, data[i]) == PF_BAD) sse->payload = PF_SSE_OTHER;
 }
 
 /* The event's verdict, at its blank line or at the end of the body: its name may follow its data.
  */
-static int end_event(const struct pf_sse *sse) {
+static int end_event(struct pf_sse *sse) {
     if (sse->payload == PF_SSE_JSON) return pf_json_finish(&sse->json) == PF_END ? PF_ITEM : PF_BAD;
-    if (sse->payload == PF_SSE_DONE) return sse->done_at == sizeof DONE_MARK - 1 ? PF_ITEM : PF_BAD;
+    if (sse->payload == PF_SSE_DONE && sse->done_at == sizeof DONE_MARK - 1) return PF_ITEM;
+    if (sse->payload == PF_SSE_DONE) sse->payload = PF_SSE_OTHER; /* only its beginning came */
     if (sse->payload == PF_SSE_OTHER) /* an error event in plain words */
         return sse->is_error ? PF_ITEM : PF_BAD;
     return PF_AGAIN; /* no data, or an empty one: a ping */

@@ -58,7 +58,7 @@ ANSWERS: dict[str, tuple[bytes, Cause, dict[str, Any]]] = {
     "bad event": (stream(token(), b'data: {"a":]}\n\n'), Cause.BAD_EVENT, {"content_events": 1}),
     "bare words": (stream(b"data: hello\n\n"), Cause.BAD_EVENT, {}),
     "error": (error_event("engine died"), Cause.ERROR_EVENT, {"message": "engine died"}),
-    "named error": (stream(b"event: error\ndata: no\n\n"), Cause.ERROR_EVENT, {"message": None}),
+    "named error": (stream(b"event: error\ndata: no\n\n"), Cause.ERROR_EVENT, {"message": "no"}),
     "vllm": (
         plain("400 Bad Request", b'{"error":{"message":"too long","type":"Bad","code":400}}'),
         Cause.HTTP_STATUS,

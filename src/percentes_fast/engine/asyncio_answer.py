@@ -19,6 +19,7 @@ from percentes_fast.engine.slabs import Slab
 from percentes_fast.schema import NULL64, Cause
 
 HEAD_LIMIT = 64 * 1024
+LENGTH_TOP = 1 << 56  # as in pf_http.c
 MESSAGE_BYTES = 256
 NAME_BYTES = 64
 NAMES = 64
@@ -126,7 +127,7 @@ class Answer:
         self._refusal = bytearray()
         self._usage_seen = self._finish_seen = False
         self._last_count = 0
-        self._closes = False
+        self._closes = self._coded = False
         self._read_tokens = 0
 
     # ------------------------------------------------------------ the connection's side
@@ -142,7 +143,7 @@ class Answer:
             self._http.receive_data(data)
             return self._take_events(at)
         except h11.RemoteProtocolError:
-            return self._end(Cause.BAD_HTTP, at)
+            return self._end(self._cause_of_refusal(Cause.BAD_HTTP), at)
 
     def closed(self, at: int) -> None:
         """The peer closed."""
@@ -152,11 +153,8 @@ class Answer:
             self._end(Cause.NO_RESPONSE, at)
         elif self._until_close():
             self._end(self._cause_at_end(at), at)
-        elif self._response is not None and self._response.status_code != 200:
-            self._keep_message()
-            self._end(Cause.HTTP_STATUS, at)
         else:
-            self._end(Cause.BODY_CUT, at)
+            self._end(self._cause_of_refusal(Cause.BODY_CUT), at)
 
     def failed(self, cause: Cause, errno: int, at: int) -> None:
         """The connection, or the client's patience, ended: a cause from outside the bytes."""
@@ -181,20 +179,27 @@ class Answer:
 
     def _head_may_go_on(self, data: bytes) -> bool:
         self._head += data
-        return may_become_a_head(bytes(self._head))
+        span = span_of_heads(bytes(self._head))
+        return span is not None and span <= HEAD_LIMIT
 
     def _take_head(self, response: h11.Response, at: int) -> bool:
-        """False where h11 is laxer than the rule: a version other than 1.x, a status below 100."""
-        if not response.http_version.startswith(b"1.") or response.status_code < 100:
+        """False where h11 is laxer than the rule: another version than 1.x, a status below 100, a
+        length beyond 64 bits.
+        """
+        headers = dict(response.headers)
+        length = headers.get(b"content-length", b"0").partition(b",")[0]
+        far = length.isdigit() and int(length) // 10 >= LENGTH_TOP
+        if not response.http_version.startswith(b"1.") or response.status_code < 100 or far:
             return False
         self._response = response
-        headers = dict(response.headers)
         connection = {part.strip().lower() for part in headers.get(b"connection", b"").split(b",")}
         framed_twice = b"transfer-encoding" in headers and (
             b"content-length" in headers or response.http_version == b"1.0"
         )
         kept = response.http_version != b"1.0" or b"keep-alive" in connection
         self._closes = not kept or b"close" in connection or framed_twice
+        coding = headers.get(b"content-encoding", b"").strip(b" \t,").lower()
+        self._coded = coding not in (b"", b"identity")
         column, row = self._record.column, self._row
         column["headers_ns"][row] = at
         column["http_status"][row] = response.status_code
@@ -225,7 +230,7 @@ class Answer:
         if self._response.status_code != 200:
             self._take_refusal(data)
             return False
-        if self._plain:
+        if self._plain or self._coded:
             return False
         rest = data
         for event, left in self._events.feed(data):
@@ -244,7 +249,7 @@ class Answer:
 
     def _take_refusal(self, data: bytes) -> None:
         """An answer that is not 200: its first bytes are kept as they come."""
-        begun = len(self._refusal)
+        begun = HEAD_LIMIT if self._coded else len(self._refusal)
         self._refusal += data[: max(0, HEAD_LIMIT - begun)]
         if begun < MESSAGE_BYTES:
             text = bytes(self._refusal[:MESSAGE_BYTES]).replace(b"\0", b" ")
@@ -261,9 +266,7 @@ class Answer:
             return Cause.BAD_EVENT
         if isinstance(event, Done):
             return Cause.STREAM_END
-        if not isinstance(event, Facts):
-            return Cause.ERROR_EVENT
-        if event.error:
+        if not isinstance(event, Facts) or event.error:
             self._record.keep_text(self._row, event.message)
             return Cause.ERROR_EVENT
         self._take_facts(event, at)
@@ -322,6 +325,13 @@ class Answer:
         ended = self._rules.end_by_finish and self._finish_seen
         return Cause.STREAM_END if ended else Cause.NO_END
 
+    def _cause_of_refusal(self, otherwise: Cause) -> Cause:
+        """Of an answer that cannot be read to its end: one that is not 200 is that before all."""
+        if self.over or self._response is None or self._response.status_code == 200:
+            return otherwise
+        self._keep_message()
+        return Cause.HTTP_STATUS
+
     def _keep_message(self) -> None:
         """The error text that the whole JSON of a refusal holds takes the place of its bytes."""
         facts = facts_of(bytes(self._refusal))
@@ -335,20 +345,25 @@ class Answer:
         return "close"
 
 
-def may_become_a_head(head: bytes) -> bool:
-    """Can these bytes be the beginning of a response (after any number of 1xx ones)?"""
-    while head:
-        status, end, rest = head.partition(b"\n")
+def span_of_heads(data: bytes) -> int | None:
+    """How many of these bytes belong to the head of a response, and of any 1xx ones before it.
+
+    None where they cannot be the beginning of one.
+    """
+    at = 0
+    while True:
+        status, end, rest = data[at:].partition(b"\n")
         if not _status_fits(status, whole=bool(end)):
-            return False
+            return None
         while rest and not rest.startswith((b"\n", b"\r\n")):
             line, end, rest = rest.partition(b"\n")
             if not _header_fits(line, whole=bool(end)):
-                return False
-        if not status.startswith(b"1", 9) or not rest:
-            return True
-        head = rest.partition(b"\n")[2]
-    return True
+                return None
+        if not rest:
+            return len(data)
+        at = len(data) - len(rest) + rest.index(b"\n") + 1
+        if not status.startswith(b"1", 9):
+            return at
 
 
 def _status_fits(line: bytes, *, whole: bool) -> bool:

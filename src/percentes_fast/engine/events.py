@@ -47,8 +47,11 @@ class Done:
     """The stream's own end marker."""
 
 
+@dataclass(slots=True)
 class PlainError:
-    """An event named error that is neither JSON nor [DONE]."""
+    """An event named error that is neither JSON nor [DONE]: its words."""
+
+    message: bytes
 
 
 class Broken:
@@ -117,12 +120,9 @@ class Events:
             if found is not None and is_error:
                 found.error = True
             return found or Broken()
-        if data.startswith(b"["):
-            if data.startswith(b"[DONE]") and not data[6:].strip(BLANK):
-                return Done()
-            if b"[DONE]".startswith(data):  # a marker that ends too soon
-                return Broken()
-        return PlainError() if is_error else Broken()
+        if data.startswith(b"[DONE]") and not data[6:].strip(BLANK):
+            return Done()
+        return PlainError(_words(data[:MESSAGE_BYTES])) if is_error else Broken()
 
 
 def facts_of(data: bytes) -> Facts | None:
@@ -230,4 +230,8 @@ def _message(tree: dict[str, Any]) -> bytes:
             found = value
         if key == "error" and isinstance(value, dict) and isinstance(value.get("message"), str):
             found = value["message"]
-    return bytes(32 if byte < 32 else byte for byte in _utf8(found)[:MESSAGE_BYTES])
+    return _words(_utf8(found)[:MESSAGE_BYTES])
+
+
+def _words(text: bytes) -> bytes:
+    return bytes(32 if byte < 32 else byte for byte in text)
