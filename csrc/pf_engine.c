@@ -53,8 +53,9 @@ int pf_engine_init(struct pf_engine *engine, const struct pf_engine_setup *setup
     engine->poller = epoll_create1(EPOLL_CLOEXEC);
     if (!engine->buffer || engine->poller < 0 ||
         pf_conns_init(&engine->conns, setup->max_connections, setup->target_count) != 0) {
+        int error = errno ? errno : ENOMEM;
         pf_engine_destroy(engine);
-        return -ENOMEM;
+        return -error;
     }
     memset(engine->buffer, 0, PF_READ_BYTES); /* touched before the run, not at the first read */
     if (setup->rehearse) engine->rehearses = pf_warm_open(&engine->warm, setup->stamps) == 0;

@@ -52,10 +52,23 @@ int pf_sock_dial(const struct sockaddr *address, socklen_t length, int *fd) {
     return PF_SOCK_FAILED;
 }
 
+/* TCP joins a socket to itself where the dial is given the port of a dead server on this machine.
+ */
+static int joined_to_itself(int fd) {
+    struct sockaddr_storage own, peer;
+    socklen_t own_length = sizeof own, peer_length = sizeof peer;
+    memset(&own, 0, sizeof own);
+    memset(&peer, 0, sizeof peer);
+    return getsockname(fd, (struct sockaddr *)&own, &own_length) == 0 &&
+           getpeername(fd, (struct sockaddr *)&peer, &peer_length) == 0 &&
+           own_length == peer_length && memcmp(&own, &peer, own_length) == 0;
+}
+
 int pf_sock_dialed(int fd) {
     int error = 0;
     socklen_t length = sizeof error;
     if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return PF_SOCK_FAILED;
+    if (error == 0 && joined_to_itself(fd)) error = ECONNREFUSED;
     errno = error;
     return error == 0 ? PF_SOCK_OK : PF_SOCK_FAILED;
 }
@@ -152,10 +165,11 @@ void pf_sock_close(int fd) {
     close(fd);
 }
 
-/* epoll_wait rounds to 1 ms; kernels before 5.11 have no other, there the spin covers the rest. */
+/* epoll_wait rounds to 1 ms; kernels before 5.11 have no other, and some container runtimes refuse
+ * it (EPERM): there the spin covers the rest. */
 int pf_sock_poll(int poller, struct epoll_event *events, int capacity, pf_ns sleep) {
     struct timespec wait = pf_clock_timespec(sleep);
     int count = epoll_pwait2(poller, events, capacity, &wait, NULL);
-    if (count >= 0 || errno != ENOSYS) return count;
+    if (count >= 0 || errno == EINTR) return count;
     return epoll_wait(poller, events, capacity, (int)(sleep / (PF_SECOND / 1000)));
 }

@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from percentes_fast.engine import engines
-from percentes_fast.engine.asyncio_engine import Tls
+from percentes_fast.engine.asyncio_exchange import Tls
 from percentes_fast.errors import ConfigError
 from percentes_fast.schema import Cause
 from raw_server import GOOD, HOST, Bench, Peer, Row, Script, keep_answering

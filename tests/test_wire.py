@@ -9,7 +9,6 @@ then the tests, and the figures of the suite. A case in DISPUTED is expected to 
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 
 from cuts import random_cut
 from percentes_fast import _native
+from percentes_fast.engine.asyncio_engine import Engine
 from percentes_fast.schema import Cause, Kind
 from raw_server import Bench, Row
 from wire_cases import CASES, DISPUTED, GROUPS, Case, Record
@@ -45,13 +45,10 @@ def native(bench: Bench, options: dict[str, Any]) -> Any:
 
 
 def by_asyncio(bench: Bench, options: dict[str, Any]) -> Any:
-    engine = importlib.import_module("percentes_fast.engine.asyncio_engine").Engine
-    return engine(bench.slab, bench.heads, [b""], TARGETS, TIMEOUTS_NS, PLAIN, **options)
+    return Engine(bench.slab, bench.heads, [b""], TARGETS, TIMEOUTS_NS, PLAIN, **options)
 
 
-ENGINES: dict[str, Factory] = {"native": native}
-if importlib.util.find_spec("percentes_fast.engine.asyncio_engine") is not None:
-    ENGINES["asyncio"] = by_asyncio
+ENGINES: dict[str, Factory] = {"native": native, "asyncio": by_asyncio}
 
 
 class Wire:
@@ -146,7 +143,7 @@ REASONS = {(engine, told.case): told.reason for told in DISPUTED for engine in t
 
 
 def param(engine: str, case: Case) -> Any:
-    """Strict where the engine is settled: a dispute that has ended must leave the list."""
+    """A dispute that has ended must leave the list."""
     reason = REASONS.get((engine, case.name), "")
     disputed = pytest.mark.xfail(strict=True, reason=reason)
     return pytest.param(

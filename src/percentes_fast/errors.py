@@ -43,3 +43,15 @@ class DataError(PercentesError):
 
 class NativeMissingError(ClientError):
     """The compiled core is absent: measuring needs it, analysis does not."""
+
+
+# what to change on this machine, by the name of the errno of a client fault
+REMEDIES = {
+    "EMFILE": "raise the limit of open files (ulimit -Hn 65536)",
+    "ENFILE": "raise the system's limit of open files (sysctl fs.file-max)",
+    "EADDRNOTAVAIL": "widen the port range (sysctl net.ipv4.ip_local_port_range='10240 65535')",
+    "ENOBUFS": "give the kernel's network more memory (sysctl net.ipv4.tcp_mem)",
+    "ENOMEM": "free memory, or raise this container's limit",
+    "EACCES": "let this user open connections (a firewall or a security policy refused)",
+    "EPERM": "let this user open connections (a firewall or a security policy refused)",
+}

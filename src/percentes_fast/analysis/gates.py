@@ -12,20 +12,12 @@ from typing import Any
 
 from percentes_fast.analysis.client import ClientFigures, Spread
 from percentes_fast.analysis.windows import WindowReport
+from percentes_fast.errors import REMEDIES
 
 SKEW_P99_S, SKEW_MAX_S = 0.005, 0.050
 BUSY_LIMIT = 0.70
 STAMPS_AGREE_S = 0.001  # p99 of |kernel - user| send stamp: beyond it, it is not the send's
 BASELINE_GOODPUT = 0.99
-REMEDIES = {
-    "EMFILE": "raise the limit of open files (ulimit -Hn 65536)",
-    "ENFILE": "raise the system's limit of open files (sysctl fs.file-max)",
-    "EADDRNOTAVAIL": "widen the port range (sysctl net.ipv4.ip_local_port_range='10240 65535')",
-    "ENOBUFS": "give the kernel's network more memory (sysctl net.ipv4.tcp_mem)",
-    "ENOMEM": "free memory, or raise this container's limit",
-    "EACCES": "let this user open connections (a firewall or a security policy refused)",
-    "EPERM": "let this user open connections (a firewall or a security policy refused)",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ the end of stdin stops it, and it says on stdout how late it was itself.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import threading
 from array import array
 from typing import Any
 
+from percentes_fast.errors import REMEDIES, ClientError
+
 SPIN_NS = 200_000
 STOP_TIMEOUT_S = 5.0
 
@@ -26,7 +29,11 @@ class Canary:
     """A running responder; port: where it listens on 127.0.0.1."""
 
     def __init__(self) -> None:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        try:
+            listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        except OSError as exc:
+            remedy = REMEDIES.get(errno.errorcode.get(exc.errno or 0, ""), "mend this machine")
+            raise ClientError(f"canary: {exc.strerror}; {remedy}") from exc
         self.port: int = listener.getsockname()[1]
         listener.setblocking(False)
         command = [sys.executable, "-m", "percentes_fast.engine.canary", str(listener.fileno())]

@@ -52,7 +52,7 @@ def make(
 
 
 def _tls(told: Mapping[str, Any]) -> Any:
-    from percentes_fast.engine.asyncio_engine import Tls
+    from percentes_fast.engine.asyncio_exchange import Tls
 
     return Tls(context(told), told["name"])
 

@@ -20,6 +20,7 @@ DEEPEST = 256  # levels of nesting
 LARGEST = 10**9 - 1  # a token count beyond it is none
 FINISH_BYTES = 32
 MESSAGE_BYTES = 256
+EVENT_BYTES = 4 * 2**20  # what is longer is not kept, and counts as broken
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK = b" \t\n"
 LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -72,7 +73,15 @@ class Events:
 
     def _begin(self) -> None:
         self._data: list[bytes] = []
-        self._is_error = False
+        self._is_error = self._too_long = False
+
+    def _keep(self, piece: bytes) -> None:
+        """More of a line; a comment's bytes are nobody's."""
+        room = 1 if self._line.startswith(b":") else EVENT_BYTES
+        if len(self._line) + len(piece) > room:
+            self._too_long |= room > 1
+            piece = piece[: max(0, room - len(self._line))]
+        self._line += piece
 
     def feed(self, piece: bytes) -> Iterator[tuple[Event, int]]:
         """Whole events of the body so far, each with the number of bytes of `piece` after it."""
@@ -81,13 +90,13 @@ class Events:
             at = int(piece[:1] == b"\n")
             self._after_cr = False
         while found := LINE_END.search(piece, at):
-            self._line += piece[at : found.start()]
+            self._keep(piece[at : found.start()])
             at = found.end()
             self._after_cr = found[0] == b"\r" and at == len(piece)
             event = self._end_line()
             if event is not None:
                 yield event, len(piece) - at
-        self._line += piece[at:]
+        self._keep(piece[at:])
 
     def finish(self) -> Event | None:
         """The body has ended: its last event, if that has no blank line, or None."""
@@ -106,15 +115,20 @@ class Events:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+            if sum(map(len, self._data)) > EVENT_BYTES:
+                self._too_long, self._data = True, self._data[:1]
         elif name == b"event":
             self._is_error = value.removeprefix(b" ") == b"error"
         return None
 
     def _end_event(self) -> Event | None:
         data, is_error = b"\n".join(self._data).lstrip(BLANK), self._is_error
+        too_long = self._too_long or len(data) > EVENT_BYTES
         self._begin()
         if not data:
             return None
+        if too_long:
+            return Broken()
         if data.startswith(b"{"):
             found = facts_of(data)
             if found is not None and is_error:
