@@ -125,7 +125,7 @@ class Engine:
         return stopped
 
     def _note_defect(self, _: Any, context: dict[str, Any]) -> None:
-        """A callback that failed is a defect of ours: the worker dies of it, no row waits it out."""
+        """A callback that failed is a defect of ours: the worker dies, no row waits it out."""
         self._defect = context.get("exception") or ClientError(str(context.get("message")))
 
     def _now(self) -> int:
