@@ -26,6 +26,7 @@ static int16_t intern(struct pf_engine *engine, char *names, enum pf_word used_w
     return (int16_t)used;
 }
 
+#define SHORTEST_SECRET 4 /* bytes of one cut at the slot's end that tell something */
 #define MESSAGE_LOST (-1) /* in message_slot: there was a text, but no slot for it */
 
 /* The row's message slot, given out at the first use; NULL when all are taken. */
@@ -57,6 +58,29 @@ static void add_text(struct pf_engine *engine, int32_t row, const uint8_t *text,
     size_t at = strnlen(slot, PF_MESSAGE_BYTES);
     for (size_t i = 0; i < length && at < PF_MESSAGE_BYTES; i++)
         slot[at++] = (char)(text[i] ? text[i] : ' ');
+}
+
+/* Bytes at the end of a full slot that a secret begins with, or 0. */
+static size_t cut_secret(const char *slot, const struct iovec *secret) {
+    size_t longest = secret->iov_len < PF_MESSAGE_BYTES ? secret->iov_len : PF_MESSAGE_BYTES;
+    for (size_t n = longest; n >= SHORTEST_SECRET; n--)
+        if (memcmp(slot + PF_MESSAGE_BYTES - n, secret->iov_base, n) == 0) return n;
+    return 0;
+}
+
+void pf_answer_redact(struct pf_engine *engine, int64_t row) {
+    int32_t at = engine->slab.message_slot[row];
+    if (at < 0 || engine->setup.secret_count == 0) return;
+    char *slot = engine->slab.messages + (size_t)at * PF_MESSAGE_BYTES;
+    for (int32_t i = 0; i < engine->setup.secret_count; i++) {
+        const struct iovec *secret = &engine->setup.secrets[i];
+        char *found;
+        while (secret->iov_len > 0 && secret->iov_len <= PF_MESSAGE_BYTES &&
+               (found = memmem(slot, PF_MESSAGE_BYTES, secret->iov_base, secret->iov_len)))
+            memset(found, '*', secret->iov_len);
+        size_t cut = cut_secret(slot, secret);
+        memset(slot + PF_MESSAGE_BYTES - cut, '*', cut);
+    }
 }
 
 void pf_answer_head(struct pf_engine *engine, struct pf_conn *conn) {

@@ -17,6 +17,9 @@ enum pf_cause pf_answer_body(struct pf_engine *engine, struct pf_conn *conn, str
 /* The body is whole (by its framing, or by close) and the row still open: how it ended. */
 enum pf_cause pf_answer_cause_at_end(struct pf_engine *engine, struct pf_conn *conn);
 
+/* Blots out what of the row's kept text is a secret that was sent: servers echo keys in errors. */
+void pf_answer_redact(struct pf_engine *engine, int64_t row);
+
 /* Stores the error text seen so far in an answer that is not 200. */
 void pf_answer_keep_message(struct pf_engine *engine, struct pf_conn *conn);
 

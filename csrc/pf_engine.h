@@ -40,6 +40,8 @@ struct pf_engine_setup {
     uint8_t stamps;        /* kernel send and receive stamps */
     uint8_t busy;          /* never sleep: poll for nothing all the time */
     uint8_t rehearse;      /* keep the send's path warm (pf_warm.h) */
+    const struct iovec *secrets; /* sent, and never to be kept: servers echo them in errors */
+    int32_t secret_count;
     char replica_header[PF_HTTP_NAME + 1]; /* lower case, or empty */
 };
 

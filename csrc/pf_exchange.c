@@ -21,6 +21,7 @@ static pf_ns run_time(const struct pf_engine *engine) {
 
 static void settle_row(struct pf_engine *engine, int64_t row, enum pf_cause cause, int error,
                        pf_ns at) {
+    pf_answer_redact(engine, row);
     engine->slab.errno_code[row] = error;
     engine->slab.ended_ns[row] = at;
     __atomic_store_n(&engine->slab.cause[row], (int16_t)cause, __ATOMIC_RELEASE);

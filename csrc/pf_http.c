@@ -195,6 +195,8 @@ static void head_ended(struct pf_http *http) {
 static void lines_ended(struct pf_http *http) {
     if (http->trailers)
         http->state = WHOLE;
+    else if (http->status == 101)
+        http->state = REFUSED; /* nobody asked to leave HTTP (RFC 9110 15.2.2) */
     else if (http->status < 200)
         begin_again(http);
     else

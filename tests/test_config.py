@@ -103,8 +103,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"target.url": "http://h:99999"}, "target.url: .*use http://HOST:PORT"),
     ({"target.url": "http://h/a b"}, "target.url: .*use http://HOST:PORT"),
     ({"target.url": "http://h/?q=1"}, "target.url: .*use http://HOST:PORT"),
-    ({"target.url": f"http://u:{SECRET}@h:1"}, "target.url: .*use --header"),
-    ({"target.url": f"https://:{SECRET}@h:1"}, "target.url: .*use --header"),
+    ({"target.url": f"http://u:{SECRET}@h:1"}, "target.url: .*use --api-key-env"),
+    ({"target.url": f"https://:{SECRET}@h:1"}, "target.url: .*use --api-key-env"),
     ({"target.headers": {"A": f"x\r\n{SECRET}"}}, "target.headers: header 'A': .*on one line"),
     ({"target.headers": {"A": [SECRET]}}, "target.headers.A: .*string"),
     ({"target.headers": {"A:b": SECRET}}, "target.headers: header 'A:b'"),
@@ -263,6 +263,23 @@ def test_headers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PF_A", wrong)
         with pytest.raises(ConfigError, match=r"PF_A: (the environment|its value)"):
             loaded.config.target.sent_headers()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"target.api_key_env": f"sk-{SECRET}"},
+        {"target.header_env": {"Authorization": f"Bearer {SECRET}"}},
+        {"target.url": f"https://h/v1?api-key={SECRET}"},
+        {"target.url": f"https://user:a/{SECRET}@h/"},
+        {"target.header_env": {f"X: {SECRET}\r\nY": "V"}},
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_shown(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.load(None, {**LOAD_ONLY, **given})
+    assert SECRET not in str(caught.value).replace(repr(f"X: {SECRET}\r\nY"), "")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,7 @@ def test_own_figures_add_up(tmp_path: Path) -> None:
     assert sum(column["sent"]) == 60
     assert max(column["skew_max_ns"]) == max(r.dispatch_ns - r.intended_ns for r in rows)
     assert list(column["end_ns"]) == sorted(column["end_ns"])
+    assert used == max(r.ended_ns for r in rows) // 10**9 + 1  # one line a second, and the last
     assert min(r.dispatch_ns - r.intended_ns for r in rows) >= 0
     assert bench.slab.word("dials") + bench.slab.word("reuses") == 60
     assert (bench.slab.word("in_flight"), bench.slab.word("next_row")) == (0, 60)
@@ -357,6 +358,32 @@ def test_accepted_then_reset_at_once_is_a_reset_not_a_refusal(tmp_path: Path) ->
     with raw_server(Peer.reset) as server:
         ran = Bench(tmp_path, *rows).run(server.port)
     assert {row.cause for row in ran} <= {Cause.RESET, Cause.NO_RESPONSE}
+
+
+# ---------------------------------------------------------------- secrets that a server echoes
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        (b"bad key SECRET-1234, SECRET-1234!", "bad key ***********, ***********!"),
+        (b'{"error":{"message":"no SECRET-1234"}}', "no ***********"),
+        (b"x" * 250 + b"SECRET-1234", "x" * 250 + "*" * 6),
+        (b"x" * 253 + b"SECRET-1234", "x" * 253 + "SEC"),  # three letters tell nothing
+        (b"SECRET-123", "SECRET-123"),
+    ],
+)
+def test_an_echoed_secret_is_blotted_out(body: bytes, kept: str, tmp_path: Path) -> None:
+    refusal = answer(plain("401 Unauthorized", body))
+    ran = ask(tmp_path, refusal, secrets=[b"SECRET-1234", b"****"])
+    assert ran.cause == Cause.HTTP_STATUS
+    assert ran.message == kept
+
+
+def test_an_echoed_secret_in_an_error_event(tmp_path: Path) -> None:
+    event = b'data: {"error":{"message":"key SECRET-1234"}}\n\n'
+    ran = ask(tmp_path, answer(stream(event)), secrets=[b"SECRET-1234"])
+    assert (ran.cause, ran.message) == (Cause.ERROR_EVENT, "key ***********")
 
 
 # ---------------------------------------------------------------- a dead target beside a live one

@@ -152,6 +152,38 @@ def test_a_cut_stream_over_tls(authority: trustme.CA, trusted: str, tmp_path: Pa
     assert ran.content_events == 3
 
 
+def test_what_follows_an_answer_in_the_same_segment_is_nobody_s(
+    authority: trustme.CA, trusted: str, tmp_path: Path
+) -> None:
+    """Two TLS records at once: the answer, and bytes that must not become the next one's."""
+
+    def script(peer: Peer) -> None:
+        while peer.request():
+            peer.sock.sendall(GOOD)
+            peer.sock.sendall(GOOD.replace(b'"tok "', b'"bad "'))
+
+    with tls_server(authority, script) as port:
+        rows, bench = ask(tmp_path, port, settings(ca=trusted), rows=3)
+    assert [ran.cause for ran in rows] == [Cause.STREAM_END] * 3
+    assert all(ran.headers_ns > ran.sent_ns for ran in rows)
+    assert bench.slab.word("closed_while_idle") + bench.slab.word("reuses") > 0
+    assert all(ran.bytes_received <= 2 * len(GOOD) for ran in rows)
+
+
+def test_a_key_that_asks_for_a_pass_phrase(authority: trustme.CA, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as forms
+
+    own = authority.issue_cert("client.test")
+    key = forms.load_pem_private_key(own.private_key_pem.bytes(), None)
+    locked = key.private_bytes(
+        forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.BestAvailableEncryption(b"phrase")
+    )
+    (tmp_path / "key.pem").write_bytes(locked)
+    own.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
+    with pytest.raises(ConfigError, match="name readable PEM files"):
+        settings(cert=str(tmp_path / "own.pem"), key=str(tmp_path / "key.pem"))
+
+
 @pytest.mark.parametrize("which", ["ca", "cert"])
 def test_files_that_cannot_be_used(which: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"target\.tls .*; name readable PEM files"):

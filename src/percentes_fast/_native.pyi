@@ -38,6 +38,7 @@ class Engine:
         stamps: bool = ...,
         busy: bool = ...,
         rehearse: bool = ...,
+        secrets: Sequence[bytes] = ...,
         replica_header: str = ...,
     ) -> None: ...
     def answer(self, row: int, pieces: Iterable[bytes], end: str) -> bool: ...

@@ -135,6 +135,8 @@ cdef extern from "pf_engine.h":
         uint8_t stamps
         uint8_t busy
         uint8_t rehearse
+        const iovec *secrets
+        int32_t secret_count
         char *replica_header
     struct pf_engine:
         int rehearses
@@ -353,6 +355,7 @@ cdef class Engine:
 
     cdef pf_engine *engine
     cdef iovec *tails
+    cdef iovec *secrets
     cdef object _kept
 
     def __cinit__(self, unsigned char[::1] slab not None, const unsigned char[::1] heads not None,
@@ -360,15 +363,19 @@ cdef class Engine:
                   pf_ns spin_ns=500_000, pf_ns idle_reuse_ns=4_000_000_000,
                   int max_connections=1024, int parent_pid=0, bint end_by_finish=False,
                   bint stamps=True, bint busy=False, bint rehearse=True,
-                  str replica_header=""):
+                  secrets=(), str replica_header=""):
         cdef pf_engine_setup setup
         memset(&setup, 0, sizeof(setup))
         self.engine = <pf_engine *>calloc(1, sizeof(pf_engine))
+        secrets = [secret for secret in secrets if secret and set(secret) != {42}]
         self.tails = <iovec *>calloc(max(1, len(tails)), sizeof(iovec))
-        if self.engine == NULL or self.tails == NULL:
+        self.secrets = <iovec *>calloc(max(1, len(secrets)), sizeof(iovec))
+        if self.engine == NULL or self.tails == NULL or self.secrets == NULL:
             raise MemoryError
-        self._kept = (slab, heads, tails)
-        self._fill_tails(tails)
+        self._kept = (slab, heads, tails, secrets)
+        self._fill(self.tails, tails)
+        self._fill(self.secrets, secrets)
+        setup.secrets, setup.secret_count = self.secrets, len(secrets)
         if not 0 < len(targets) <= PF_TARGETS:
             raise ClientError(f"between 1 and {PF_TARGETS} targets are possible, not {len(targets)}")
         for i, (host, port) in enumerate(targets):
@@ -396,12 +403,12 @@ cdef class Engine:
             raise ClientError("engine: no memory or no descriptors left, or a damaged slab"
                               f" (errno {-result})")
 
-    cdef _fill_tails(self, list tails):
+    cdef _fill(self, iovec *vectors, list texts):
         cdef const unsigned char[::1] view
-        for i, tail in enumerate(tails):
-            view = tail
-            self.tails[i].iov_base = <void *>&view[0] if view.shape[0] else NULL
-            self.tails[i].iov_len = view.shape[0]
+        for i, text in enumerate(texts):
+            view = text
+            vectors[i].iov_base = <void *>&view[0] if view.shape[0] else NULL
+            vectors[i].iov_len = view.shape[0]
 
     def answer(self, int64_t row, pieces, str end):
         """Gives a row an answer without a socket: each piece is a read; then `end`: "fin", "rst",
@@ -441,6 +448,7 @@ cdef class Engine:
             pf_engine_destroy(self.engine)
             free(self.engine)
         free(self.tails)
+        free(self.secrets)
 
 
 # ---------------------------------------------------------------- the signal

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from percentes_fast.errors import ConfigError
 
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET_WORDS = ("auth", "key", "token", "secret", "cookie", "password")
 REDACTED = "<redacted>"
 MAX_ROWS = 20_000_000  # a schedule beyond it needs more memory than a load client should take
@@ -82,7 +84,15 @@ class Target(Section):
             split_url(url)
         return url
 
-    @field_validator("headers")
+    @field_validator("header_env", "api_key_env")
+    @classmethod
+    def _check_variables(cls, given: Any) -> Any:
+        named = given.values() if isinstance(given, dict) else [given]
+        if any(name is not None and not VARIABLE.fullmatch(name) for name in named):
+            raise ValueError("is not the name of an environment variable (its value is not shown)")
+        return given
+
+    @field_validator("header_env", "headers")
     @classmethod
     def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
@@ -94,6 +104,14 @@ class Target(Section):
     def https(self) -> bool:
         """Is the target spoken to over TLS?"""
         return self.url is not None and urlsplit(self.url).scheme == "https"
+
+    def secrets(self) -> list[str]:
+        """Values that are sent and kept nowhere. Raises ConfigError as `sent_headers` does."""
+        sent = self.sent_headers()
+        hidden = [sent[name] for name in self.header_env]
+        return hidden + (
+            [sent["Authorization"].removeprefix("Bearer ")] if self.api_key_env else []
+        )
 
     def sent_headers(self) -> dict[str, str]:
         """All extra headers with their values, those from the environment too: keep them nowhere.
@@ -294,6 +312,8 @@ def _check_target(config: Config) -> None:
     if target.hosted and target.url is None:
         raise ValueError("target.hosted (--hosted): say which server, with --target")
     names = [*target.headers, *target.header_env]
+    if len({name.lower() for name in names}) < len(names):
+        raise ValueError("target.header_env (--header-env): a header is given twice; keep one")
     if target.api_key_env is not None and "authorization" in [name.lower() for name in names]:
         raise ValueError(
             "target.api_key_env (--api-key-env): Authorization is given as a header too; keep one"
@@ -387,16 +407,18 @@ def _check_load(config: Config) -> None:
 def split_url(url: str) -> tuple[str, int, str]:
     """(host, port, path prefix) of a target URL; ValueError in one line where it is not usable."""
     if "@" in url.partition("//")[2].partition("/")[0]:
-        raise ValueError("a name or password in the URL is not sent; use --header 'Authorization:'")
+        raise ValueError("a name or password in the URL is not sent; use --api-key-env VARIABLE")
+    if "?" in url or "#" in url:
+        raise ValueError("a query in the URL is not sent; use http://HOST:PORT, maybe with a path")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as exc:
-        raise ValueError(f"{url!r}: {exc}; use http://HOST:PORT") from exc
+        raise ValueError("its host or port is broken; use http://HOST:PORT") from exc
     if parts.scheme not in ("http", "https"):
         raise ValueError(f"{url!r}: scheme {parts.scheme or '(none)'!r}; use http://HOST:PORT")
     usable = all("!" <= byte <= "~" for byte in parts.path) and port != 0
-    if not parts.hostname or parts.query or parts.fragment or not usable:
+    if not parts.hostname or not usable:
         raise ValueError(f"{url!r}: use http://HOST:PORT, optionally with a path")
     usual = 443 if parts.scheme == "https" else 80
     return parts.hostname, usual if port is None else port, parts.path.rstrip("/")

@@ -23,7 +23,7 @@ from percentes_fast.servers.supervisor import Supervised, split_command
 
 READY_POLL_S = 0.05
 STILL_LOADING = 500  # llama.cpp answers 503 while it loads; a 4xx is an answer, for preflight
-ANSWERS = (Cause.STREAM_END, Cause.HTTP_STATUS, Cause.NO_END)
+ANSWERS = (Cause.STREAM_END, Cause.HTTP_STATUS, Cause.NO_END, Cause.TLS)  # preflight tells
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,10 @@ def _apart(work: Callable[[], None]) -> None:
         warnings.catch_warnings()
     ):  # numpy's idle threads are no harm to a child that never calls them
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as exc:
+            raise ClientError(f"schedule: {exc.strerror}; free processes or memory") from exc
     if pid == 0:
         try:
             work()
@@ -268,9 +271,9 @@ def _apart(work: Callable[[], None]) -> None:
     os.close(writer)
     with open(reader, "rb") as told:  # noqa: PTH123 (a descriptor)
         message = told.read().decode()
-    os.waitpid(pid, 0)
-    if message:
-        raise ClientError(message)
+    _, status = os.waitpid(pid, 0)
+    if message or status:
+        raise ClientError(message or f"schedule: its process ended with status {status}")
 
 
 def _write_schedule(run: _Run) -> None:

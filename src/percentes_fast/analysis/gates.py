@@ -60,6 +60,10 @@ def _worker_faults(client: ClientFigures) -> list[str]:
         if worker.busy_worst is None or worker.busy_worst > BUSY_LIMIT:
             shown = "not observed" if worker.busy_worst is None else f"{worker.busy_worst:.0%}"
             faults.append(f"worker {worker.worker} busy {shown} over 5 s, limit {BUSY_LIMIT:.0%}")
+        if worker.lost.get("seconds_lost"):
+            faults.append(
+                f"worker {worker.worker} lost {worker.lost['seconds_lost']} seconds of its figures"
+            )
         if worker.tokens_lost:
             faults.append(f"worker {worker.worker} lost {worker.tokens_lost} token times")
     return faults

@@ -22,8 +22,10 @@ HEAD_LIMIT = 64 * 1024
 LENGTH_TOP = 1 << 56  # as in pf_http.c
 MESSAGE_BYTES = 256
 NAME_BYTES = 64
+VALUE_BYTES = 96
 NAMES = 64
 MESSAGE_LOST = -1
+SHORTEST_SECRET = 4
 STATUS_FORM = b"HTTP/1.d ddd"
 NAME_START = re.compile(rb"[A-Za-z0-9!#$%&'*+\-.^_`|~]+(?::|\Z)")
 
@@ -37,11 +39,23 @@ class Rules:
     replica_header: bytes
 
 
+def redacted(text: bytes, secrets: tuple[bytes, ...]) -> bytes:
+    """A kept text without the secrets that were sent, as pf_answer_redact blots them out."""
+    for secret in secrets:
+        if len(secret) <= MESSAGE_BYTES:
+            text = text.replace(secret, b"*" * len(secret))
+        for n in range(min(len(secret), MESSAGE_BYTES), SHORTEST_SECRET - 1, -1):
+            if len(text) == MESSAGE_BYTES and text.endswith(secret[:n]):
+                text = text[:-n] + b"*" * n
+                break
+    return text
+
+
 class Record:
     """One worker's columns; times are run time in ns."""
 
-    def __init__(self, slab: Slab) -> None:
-        self.slab = slab
+    def __init__(self, slab: Slab, secrets: tuple[bytes, ...] = ()) -> None:
+        self.slab, self._secrets = slab, secrets
         names = (
             "kind", "target", "headers_ns", "first_token_ns", "first_visible_token_ns",
             "last_token_ns", "ended_ns", "bytes_received", "content_events", "prompt_tokens",
@@ -66,6 +80,11 @@ class Record:
 
     def end(self, row: int, cause: Cause, errno: int, at: int) -> None:
         """Ends a row; its cause is written last."""
+        slot = self.column["message_slot"][row]
+        if slot >= 0 and self._secrets:
+            start = slot * MESSAGE_BYTES
+            room = self.column["messages"][start : start + MESSAGE_BYTES]
+            room[:] = redacted(bytes(room).rstrip(b"\0"), self._secrets).ljust(MESSAGE_BYTES, b"\0")
         self.column["errno_code"][row] = errno
         self.column["ended_ns"][row] = at
         self.column["cause"][row] = cause
@@ -111,6 +130,14 @@ class Record:
         return self.add(f"{which}_used")
 
 
+def _joined(response: h11.Response) -> dict[bytes, bytes]:
+    """Headers by name, the values of a repeated one joined with commas (RFC 9110 5.3)."""
+    found: dict[bytes, bytes] = {}
+    for name, value in response.headers:
+        found[name] = found[name] + b", " + value if name in found else value
+    return found
+
+
 class Answer:
     """One request's answer on a connection; `over` is whether its row has ended."""
 
@@ -142,7 +169,7 @@ class Answer:
         try:
             self._http.receive_data(data)
             return self._take_events(at)
-        except h11.RemoteProtocolError:
+        except (h11.RemoteProtocolError, ValueError):  # ValueError: a length of 5000 digits
             return self._end(self._cause_of_refusal(Cause.BAD_HTTP), at)
 
     def closed(self, at: int) -> None:
@@ -186,8 +213,8 @@ class Answer:
         """False where h11 is laxer than the rule: another version than 1.x, a status below 100, a
         length beyond 64 bits.
         """
-        headers = dict(response.headers)
-        length = headers.get(b"content-length", b"0").partition(b",")[0]
+        headers = _joined(response)
+        length = headers.get(b"content-length", b"0").partition(b",")[0].strip()[:20]
         far = length.isdigit() and int(length) // 10 >= LENGTH_TOP
         if not response.http_version.startswith(b"1.") or response.status_code < 100 or far:
             return False
@@ -197,9 +224,12 @@ class Answer:
             b"content-length" in headers or response.http_version == b"1.0"
         )
         kept = response.http_version != b"1.0" or b"keep-alive" in connection
-        self._closes = not kept or b"close" in connection or framed_twice
-        coding = headers.get(b"content-encoding", b"").strip(b" \t,").lower()
-        self._coded = coding not in (b"", b"identity")
+        cut = len(headers.get(b"connection", b"")) > VALUE_BYTES  # more than pf_http keeps
+        self._closes = not kept or b"close" in connection or framed_twice or cut
+        codings = {
+            part.strip().lower() for part in headers.get(b"content-encoding", b"").split(b",")
+        }
+        self._coded = bool(codings - {b"", b"identity"})
         column, row = self._record.column, self._row
         column["headers_ns"][row] = at
         column["http_status"][row] = response.status_code

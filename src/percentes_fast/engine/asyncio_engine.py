@@ -28,6 +28,7 @@ SECOND = 1_000_000_000
 TICK_S = 0.1
 WAKE_BEFORE_NS = 2_000_000  # what a sleeping loop may be late by
 LATE_AT_STOP = SECOND // 20
+TIMER_S = 0.001  # the loop's timers count in ms, and may be early by half of one
 SECOND_NAMES = ("end_ns", "cpu_ns", "idle_poll_ns", "sent", "skew_max_ns", "reads", "polls")
 
 
@@ -52,8 +53,10 @@ class Engine:
         parent_pid: int = 0,
         end_by_finish: bool = False,
         replica_header: str = "",
+        secrets: Sequence[bytes] = (),
     ) -> None:
-        self.slab, self.record = slab, Record(slab)
+        told = tuple(secret for secret in secrets if secret)
+        self.slab, self.record = slab, Record(slab, told)
         self._heads, self._tails = memoryview(heads), tails
         self._parent = parent_pid
         self._rules = Rules(tuple(plain), end_by_finish, replica_header.lower().encode())
@@ -175,9 +178,11 @@ class Engine:
 
     async def _beat(self) -> None:
         """Once a second: own figures, old idle connections, is the parent still there?"""
+        at = SECOND
         while True:
+            while (left := at - self._now()) > 0:
+                await asyncio.sleep(left / SECOND + TIMER_S)
             at = (self._now() // SECOND + 1) * SECOND
-            await asyncio.sleep(max(0, at - self._now()) / SECOND)
             self._write_second(self._now())
             self.slab.set_word("heartbeat_ns", self._now())
             self._exchanges.retire_old()

@@ -12,6 +12,7 @@ import errno as errors
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from percentes_fast.engine.asyncio_answer import Answer, Record, Rules
@@ -146,7 +147,6 @@ class Exchanges:
 
     def _dial(self, row: int, target: int, now: int) -> Connection | None:
         ip, port = self._targets[target]
-        number = self._record.add("dials")
         if len(self._open) + sum(map(len, self._idle)) >= self._limits.connections:
             self._record.end(row, Cause.NO_DESCRIPTOR, errors.EMFILE, now)
             return None
@@ -162,8 +162,13 @@ class Exchanges:
             sock.close()
             self._refuse(row, code)
             return None
-        conn = Connection(sock, target, number, row, now)
-        self._loop.add_writer(sock, self._writable, conn)
+        conn = Connection(sock, target, self._record.add("dials"), row, now)
+        try:
+            self._loop.add_writer(sock, self._writable, conn)
+        except OSError as exc:  # unwatched, it would end as the server's fault
+            sock.close()
+            self._record.end(row, Cause.NO_MEMORY, exc.errno or 0, self._now())
+            return None
         return conn
 
     def _refuse(self, row: int, code: int) -> None:
@@ -231,7 +236,8 @@ class Exchanges:
             self._fail(conn, CAUSE_OF_ERRNO.get(exc.errno or 0, Cause.RESET), exc.errno or 0)
             return
         self._loop.remove_writer(conn.sock)
-        if conn.state == "open" and conn.request_left:
+        ended = conn.answer is not None and conn.answer.over
+        if conn.state == "open" and conn.request_left and not ended:
             conn.request_left = False
             self._column["sent_ns"][conn.row] = self._now()
 
@@ -249,10 +255,11 @@ class Exchanges:
                 self._lost(conn, exc.errno or 0)
                 return
             self.reads += 1
-            if conn.state == "idle":  # bytes or an end that nobody asked for
-                self._record.add("closed_while_idle")
-                self._idle[conn.target].remove(conn)
-                self._close(conn)
+            if conn.state == "idle" and (conn.secure is None or not data):
+                self._drop_idle(conn)  # bytes or an end that nobody asked for
+            elif conn.state == "idle":
+                conn.incoming.write(data)
+                self._probe_idle(conn)
             elif not data:
                 self._ended(conn)
             elif conn.secure is None:
@@ -275,16 +282,35 @@ class Exchanges:
         except ssl.SSLZeroReturnError:
             self._ended(conn)
             return
-        except ssl.SSLError:
+        except ssl.SSLError as exc:  # a client certificate is refused after the handshake
+            if conn.answer is not None and not conn.answer.over:
+                self._record.keep_text(conn.row, str(exc.reason or exc).encode())
             self._fail(conn, Cause.TLS)
             return
         if conn.state == "open":
             self._ended(conn)
+        elif conn.state == "idle":
+            self._probe_idle(conn)
+
+    def _probe_idle(self, conn: Connection) -> None:
+        """What TLS still holds after an answer belongs to nobody: such a connection is dropped."""
+        assert conn.secure is not None
+        with suppress(ssl.SSLWantReadError):  # nothing, or a session ticket: it stays
+            with suppress(ssl.SSLZeroReturnError):
+                conn.secure.read(1)
+            self._drop_idle(conn)
+
+    def _drop_idle(self, conn: Connection) -> None:
+        self._record.add("closed_while_idle")
+        self._idle[conn.target].remove(conn)
+        self._close(conn)
 
     def _take(self, conn: Connection, data: bytes) -> None:
         assert conn.answer is not None
         at = self._now()
         then = conn.answer.take(data, at)
+        if conn.answer.over:
+            conn.out.clear()  # nobody waits for the rest of the request
         if then == "reuse" and not conn.request_left:
             self._open.discard(conn)
             if conn.deadline is not None:
@@ -304,9 +330,7 @@ class Exchanges:
 
     def _lost(self, conn: Connection, code: int) -> None:
         if conn.state == "idle":
-            self._record.add("closed_while_idle")
-            self._idle[conn.target].remove(conn)
-            self._close(conn)
+            self._drop_idle(conn)
         else:
             self._fail(conn, CAUSE_OF_ERRNO.get(code, Cause.RESET), code)
 

@@ -1,18 +1,21 @@
 """Either engine from the same plain options: the native one for http, the asyncio one for https.
 
-Never: imports the asyncio engine (uvloop, h11, orjson) where the native one is asked for.
+Never: imports the asyncio engine (uvloop, h11, orjson) or ssl where the native one is asked for: a
+worker stays small.
 Plan: `options` is what a worker's job carries; TLS files are read here, in the process that speaks.
 """
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from percentes_fast import _native
 from percentes_fast.engine.slabs import Slab
 from percentes_fast.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class Engine(Protocol):
@@ -37,6 +40,7 @@ def make(
         "parent_pid": options.get("parent", 0),
         "end_by_finish": options["end_by_finish"],
         "replica_header": options["replica_header"],
+        "secrets": [secret.encode() for secret in options["secrets"]],
     }
     timeouts, plain = options["timeouts_ns"], options["plain"]
     if options["engine"] == "native":
@@ -59,10 +63,13 @@ def _tls(told: Mapping[str, Any]) -> Any:
 
 def context(told: Mapping[str, Any]) -> ssl.SSLContext:
     """TLS settings from plain data: ca, cert, key (paths or None), insecure."""
+    import ssl
+
     try:
         made = ssl.create_default_context(cafile=told["ca"])
         if told["cert"] is not None:
-            made.load_cert_chain(told["cert"], told["key"])
+            # an empty password: an encrypted key is an error here, not a question on the terminal
+            made.load_cert_chain(told["cert"], told["key"], password="")
     except (OSError, ssl.SSLError) as exc:
         reason = exc.strerror or str(exc)
         raise ConfigError(

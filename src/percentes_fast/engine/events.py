@@ -21,10 +21,11 @@ LARGEST = 10**9 - 1  # a token count beyond it is none
 FINISH_BYTES = 32
 MESSAGE_BYTES = 256
 EVENT_BYTES = 4 * 2**20  # what is longer is not kept, and counts as broken
+OTHER_BYTES = 1024  # of a line without data
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK = b" \t\n"
 LINE_END = re.compile(rb"\r\n|\n|\r")
-_TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*")|[-0-9][-+.0-9eE]*', re.DOTALL)
+_TOKEN = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[-0-9][-+.0-9eE]*', re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -73,13 +74,15 @@ class Events:
 
     def _begin(self) -> None:
         self._data: list[bytes] = []
+        self._bytes = 0
         self._is_error = self._too_long = False
 
     def _keep(self, piece: bytes) -> None:
-        """More of a line; a comment's bytes are nobody's."""
-        room = 1 if self._line.startswith(b":") else EVENT_BYTES
+        """More of a line; of one that holds no data only the beginning matters."""
+        is_data = (bytes(self._line[:4]) + piece[:4])[:4] == b"data"
+        room = EVENT_BYTES if is_data else OTHER_BYTES
         if len(self._line) + len(piece) > room:
-            self._too_long |= room > 1
+            self._too_long |= is_data
             piece = piece[: max(0, room - len(self._line))]
         self._line += piece
 
@@ -114,16 +117,18 @@ class Events:
             return self._end_event()
         name, _, value = line.partition(b":")
         if name == b"data":
-            self._data.append(value.removeprefix(b" "))
-            if sum(map(len, self._data)) > EVENT_BYTES:
-                self._too_long, self._data = True, self._data[:1]
+            self._bytes += len(value) + 1
+            if self._bytes > EVENT_BYTES:
+                self._too_long = True
+            else:
+                self._data.append(value.removeprefix(b" "))
         elif name == b"event":
             self._is_error = value.removeprefix(b" ") == b"error"
         return None
 
     def _end_event(self) -> Event | None:
         data, is_error = b"\n".join(self._data).lstrip(BLANK), self._is_error
-        too_long = self._too_long or len(data) > EVENT_BYTES
+        too_long = self._too_long
         self._begin()
         if not data:
             return None
@@ -185,7 +190,7 @@ def _refuse(word: str) -> Any:
 
 def _depth(data: bytes) -> int:
     deepest = level = 0
-    for byte in re.sub(rb'"(?:[^"\\]|\\.)*"', b"", data, flags=re.DOTALL):
+    for byte in re.sub(rb'"[^"\\]*(?:\\.[^"\\]*)*"', b"", data, flags=re.DOTALL):
         level += (byte in b"{[") - (byte in b"}]")
         deepest = max(deepest, level)
     return deepest

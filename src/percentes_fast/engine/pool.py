@@ -208,7 +208,12 @@ def start(plan: Plan) -> Pool:
         for worker in pool.workers:
             _await_ready(worker)
     except BaseException:
+        pool.stop()  # those that are ready put their cores back themselves
+        for worker in pool.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(1.0)
         pool.kill()
+        pool.restore_cores()
         pool.remove_slabs()
         raise
     return pool
@@ -276,6 +281,7 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
         "engine": config.engine_kind,
         "tls": [_tls(config, address) for address in addresses],
         "replica_header": config.target.replica_header or "",
+        "secrets": config.target.secrets(),
     }
 
 
