@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percentes_fast import config as configuration
+from percentes_fast import target
 from percentes_fast.config import Config, ConfigError
 
 SECRET = "s3cr3t"
@@ -294,7 +295,7 @@ def test_a_secret_in_the_wrong_place_is_not_shown(given: dict[str, Any]) -> None
 def test_which_engine(url: str | None, asked: str, kind: str) -> None:
     given = {**LOAD_ONLY, "target.url": url, "engine.kind": asked}
     assert configuration.load(None, given).config.engine_kind == kind
-    assert configuration.split_url("https://h/a") == ("h", 443, "/a")
+    assert target.split_url("https://h/a") == ("h", 443, "/a")
 
 
 def test_public_is_the_whole_configuration() -> None:
@@ -312,7 +313,7 @@ def test_public_is_the_whole_configuration() -> None:
     ],
 )
 def test_split_url(url: str, parts: tuple[str, int, str]) -> None:
-    assert configuration.split_url(url) == parts
+    assert target.split_url(url) == parts
 
 
 @pytest.mark.parametrize(("seconds", "ns"), [(0.1, 100_000_000), (3e-10, 0), (0.45, 450_000_000)])

@@ -10,130 +10,23 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import math
-import os
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from percentes_fast.errors import ConfigError
+from percentes_fast.target import Section, Target, Tls, looks_secret
 
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET_WORDS = ("auth", "key", "token", "secret", "cookie", "password")
 REDACTED = "<redacted>"
 MAX_ROWS = 20_000_000  # a schedule beyond it needs more memory than a load client should take
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, strict about unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class Tls(Section):
-    """How an https target is trusted, and what it is shown."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    insecure: bool = False
-
-    @model_validator(mode="after")
-    def _check_whole(self) -> Tls:
-        if self.key is not None and self.cert is None:
-            raise ValueError("key (--key): a key without its certificate; give --cert too")
-        if self.insecure and self.ca is not None:
-            raise ValueError("insecure (--insecure): checks nothing, so --ca is unused; drop one")
-        return self
-
-
-class Target(Section):
-    """The server under load, as the client addresses it.
-
-    api_key_env, header_env: names of environment variables; their values are sent, never stored.
-    """
-
-    url: str | None = None
-    model: str = Field(default="mock", min_length=1)
-    api: Literal["chat", "completions"] = "chat"
-    headers: dict[str, str] = Field(default_factory=dict)
-    header_env: dict[str, str] = Field(default_factory=dict)
-    api_key_env: str | None = None
-    tls: Tls = Tls()
-    hosted: bool = False
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    end_marker: Literal["done", "finish_reason"] = "done"
-    usage: bool = True
-    ignore_eos: bool = True
-    replica_header: str | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            split_url(url)
-        return url
-
-    @field_validator("header_env", "api_key_env")
-    @classmethod
-    def _check_variables(cls, given: Any) -> Any:
-        named = given.values() if isinstance(given, dict) else [given]
-        if any(name is not None and not VARIABLE.fullmatch(name) for name in named):
-            raise ValueError("is not the name of an environment variable (its value is not shown)")
-        return given
-
-    @field_validator("header_env", "headers")
-    @classmethod
-    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
-        for name, value in headers.items():
-            if not name or any(c in name + value for c in "\r\n\0") or ":" in name:
-                raise ValueError(f"header {name!r}: use 'Name: value' on one line")
-        return headers
-
-    @property
-    def https(self) -> bool:
-        """Is the target spoken to over TLS?"""
-        return self.url is not None and urlsplit(self.url).scheme == "https"
-
-    def secrets(self) -> list[str]:
-        """Values that are sent and kept nowhere. Raises ConfigError as `sent_headers` does."""
-        sent = self.sent_headers()
-        hidden = [sent[name] for name in self.header_env]
-        return hidden + (
-            [sent["Authorization"].removeprefix("Bearer ")] if self.api_key_env else []
-        )
-
-    def sent_headers(self) -> dict[str, str]:
-        """All extra headers with their values, those from the environment too: keep them nowhere.
-
-        Raises ConfigError where a variable is not set.
-        """
-        given = dict(self.headers)
-        for name, variable in self.header_env.items():
-            given[name] = _variable("header_env (--header-env)", variable)
-        if self.api_key_env is not None:
-            key = _variable("api_key_env (--api-key-env)", self.api_key_env)
-            given["Authorization"] = f"Bearer {key}"
-        return given
-
-    @field_validator("extra_body")
-    @classmethod
-    def _check_extra_body(cls, extra: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(extra, allow_nan=False)
-        except (TypeError, ValueError) as exc:
-            raise ValueError(f"{exc}; give values that JSON can hold") from exc
-        return extra
 
 
 class Load(Section):
@@ -313,20 +206,11 @@ def _check_target(config: Config) -> None:
         raise ValueError("target.hosted (--hosted): say which server, with --target")
     names = [*target.headers, *target.header_env]
     if len({name.lower() for name in names}) < len(names):
-        raise ValueError("target.header_env (--header-env): a header is given twice; keep one")
+        raise ValueError("target.headers: a header is given twice, here or in header_env; keep one")
     if target.api_key_env is not None and "authorization" in [name.lower() for name in names]:
         raise ValueError(
             "target.api_key_env (--api-key-env): Authorization is given as a header too; keep one"
         )
-
-
-def _variable(what: str, name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigError(f"target.{what} {name}: the environment variable is not set; export it")
-    if any(c in value for c in "\r\n\0") or not value.isascii():
-        raise ConfigError(f"target.{what} {name}: its value is no header text; mend it")
-    return value
 
 
 def _check_fault(config: Config) -> None:
@@ -404,26 +288,6 @@ def _check_load(config: Config) -> None:
         raise ValueError("detector.exit: is above detector.entry; recovery would cancel itself")
 
 
-def split_url(url: str) -> tuple[str, int, str]:
-    """(host, port, path prefix) of a target URL; ValueError in one line where it is not usable."""
-    if "@" in url.partition("//")[2].partition("/")[0]:
-        raise ValueError("a name or password in the URL is not sent; use --api-key-env VARIABLE")
-    if "?" in url or "#" in url:
-        raise ValueError("a query in the URL is not sent; use http://HOST:PORT, maybe with a path")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as exc:
-        raise ValueError("its host or port is broken; use http://HOST:PORT") from exc
-    if parts.scheme not in ("http", "https"):
-        raise ValueError(f"{url!r}: scheme {parts.scheme or '(none)'!r}; use http://HOST:PORT")
-    usable = all("!" <= byte <= "~" for byte in parts.path) and port != 0
-    if not parts.hostname or not usable:
-        raise ValueError(f"{url!r}: use http://HOST:PORT, optionally with a path")
-    usual = 443 if parts.scheme == "https" else 80
-    return parts.hostname, usual if port is None else port, parts.path.rstrip("/")
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """A validated configuration and where it came from.
@@ -487,11 +351,6 @@ def _check_secrets(data: Mapping[str, Any], where: str) -> None:
                 f"{where}: target.headers: {name}: a secret would be copied into every run; put it"
                 " into an environment variable and name that in target.header_env"
             )
-
-
-def looks_secret(header: str) -> bool:
-    """Is that the name of a header whose value nobody else should read?"""
-    return any(word in header.lower() for word in SECRET_WORDS)
 
 
 def _read(path: Path) -> bytes:

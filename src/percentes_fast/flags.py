@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from percentes_fast.config import looks_secret
 from percentes_fast.errors import ConfigError
+from percentes_fast.target import looks_secret
 
 
 def overrides(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percentes_fast import rundir
-from percentes_fast.config import Config, split_url
+from percentes_fast.config import Config
 from percentes_fast.engine import pool, preflight
 from percentes_fast.errors import TargetError
 from percentes_fast.schema import Cause
 from percentes_fast.servers.supervisor import Supervised, split_command
+from percentes_fast.target import split_url
 
 READY_POLL_S = 0.05
 STILL_LOADING = 500  # llama.cpp answers 503 while it loads; a 4xx is an answer, for preflight

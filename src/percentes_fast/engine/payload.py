@@ -16,10 +16,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from percentes_fast.config import Config, split_url
+from percentes_fast.config import Config
 from percentes_fast.engine.schedule import Schedule, Template
 from percentes_fast.errors import ConfigError
 from percentes_fast.schema import Kind
+from percentes_fast.target import split_url
 
 PREFIX_MARK = "\x00prefix\x00"  # no JSON text holds a raw NUL: it is found again for certain
 INDEX_DIGITS = 9
