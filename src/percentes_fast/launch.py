@@ -58,22 +58,22 @@ def launch(
     """
     told = embedded_config(config)
     url = str(told.target.url)
-    address = resolve(url)
+    addresses = resolve(url)
     if config.embedded:
-        command, allowed = _mock_command(config, address.port), cores[0]
+        command, allowed = _mock_command(config, addresses[0].port), cores[0]
     elif config.serve.command is not None:
         command, allowed = split_command(config.serve.command), cores[1]
     else:
-        return Launched(told, address, None)
-    if listens(address):
+        return Launched(told, answering(addresses), None)
+    if any(map(listens, addresses)):
         raise TargetError(
-            f"target {url}: port {address.port} is in use: something answers there before the"
+            f"target {url}: port {addresses[0].port} is in use: something answers there before the"
             " server was started; stop it or take another port"
         )
     say(f"starting the server: {config.serve.command or 'the embedded one'}")
     server = Supervised(command, directory / rundir.SERVER_LOG, allowed)
     try:
-        _await_ready(told, address, server, run_id, directory)
+        address = _await_ready(told, addresses, server, run_id, directory)
     except BaseException:
         server.stop()
         raise
@@ -101,8 +101,8 @@ def _mock_command(config: Config, port: int) -> list[str]:
     return [sys.executable, "-m", "percentes_fast.servers.mock", *words]
 
 
-def resolve(url: str) -> pool.Address:
-    """Address of a target, resolved once. Raises TargetError where the name is not found."""
+def resolve(url: str) -> tuple[pool.Address, ...]:
+    """Addresses of a target, resolved once. Raises TargetError where the name is not found."""
     host, port, _ = split_url(url)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -110,7 +110,18 @@ def resolve(url: str) -> pool.Address:
         raise TargetError(f"target {url}: {host}: {exc.strerror}; mend the name") from exc
     shown = f"[{host}]" if ":" in host else host
     tls_name = host if url.startswith("https:") else None
-    return pool.Address(str(found[0][4][0]), port, f"{shown}:{port}", tls_name)
+    ips = dict.fromkeys(str(entry[4][0]) for entry in found)
+    return tuple(pool.Address(ip, port, f"{shown}:{port}", tls_name) for ip in ips)
+
+
+def answering(addresses: Sequence[pool.Address]) -> pool.Address:
+    """The first address that something listens on (of localhost: 127.0.0.1 or ::1), else the first.
+
+    A run keeps to the one that is chosen before it.
+    """
+    if len(addresses) == 1:
+        return addresses[0]
+    return next(filter(listens, addresses), addresses[0])
 
 
 def listens(address: pool.Address) -> bool:
@@ -121,16 +132,22 @@ def listens(address: pool.Address) -> bool:
 
 
 def _await_ready(
-    config: Config, address: pool.Address, server: Supervised, run_id: str, directory: Path
-) -> None:
+    config: Config,
+    addresses: Sequence[pool.Address],
+    server: Supervised,
+    run_id: str,
+    directory: Path,
+) -> pool.Address:
+    """The address on which it answers."""
     deadline = time.monotonic() + config.serve.ready_timeout_s
     nowhere = pool.Address("127.0.0.1", 9, "127.0.0.1:9")  # the canary's place; nothing is sent
     while time.monotonic() < deadline:
         server.check_alive(directory / rundir.SERVER_LOG)
+        address = answering(addresses)
         if listens(address):
             answer = preflight.ask(config, (address, nowhere), run_id, directory, short=True)
             if answer.cause in ANSWERS and (answer.http_status or 0) < STILL_LOADING:
-                return
+                return address
         time.sleep(READY_POLL_S)
     raise TargetError(
         f"target {config.target.url}: did not answer within {config.serve.ready_timeout_s:g} s of"
