@@ -20,9 +20,9 @@ test: $(VENV)/installed-test lint
 test-quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m "not real and not slow"
 
-# the wire: cases x engines x ways of cutting, in the last line
+# the wire: prints cases x engines x ways of cutting
 test-wire: $(VENV)/installed-test
-	$(BIN)/python -m pytest -q -s tests/test_wire.py
+	$(BIN)/python -m pytest -q -s -rN tests/test_wire.py
 
 # 3.5 GB the first time; LLAMA_SERVER=/path/to/llama-server adds llama.cpp
 test-real: $(VENV)/installed-test
