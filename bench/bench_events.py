@@ -10,11 +10,7 @@ shows its own ceiling. At steady rates the client's gaps stand beside the respon
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +28,11 @@ ROUNDS = 3
 
 
 def bare(binary: Path, streams: int, tokens: int, gap_us: int, per_send: int) -> dict[str, Any]:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    listener.setblocking(False)
-    server = rig.serve(listener, None, None, 2_000_000)
-    words = [listener.getsockname()[1], streams, tokens, gap_us, rig.cores()[0], per_send]
-    try:
+    with rig.responder() as port:
+        words = [port, streams, tokens, gap_us, rig.cores()[0], per_send]
         told = subprocess.run(
             [str(binary), *map(str, words)], check=True, capture_output=True, text=True, timeout=120
         )
-    finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
-        listener.close()
     found: dict[str, Any] = json.loads(told.stdout)
     return found
 
@@ -71,13 +60,7 @@ def main() -> None:
         " bare CPU us/event | engine CPU us/event | ratio | gap p99 us | server's gap p99 us |"
         " ratio |\n|" + "---|" * 12
     )
-    with tempfile.TemporaryDirectory() as place:
-        binary = Path(place) / "bare"
-        source = str(rig.ROOT / "bench" / "bare.c")
-        include = f"-I{rig.ROOT / 'csrc'}"
-        subprocess.run(
-            ["cc", "-O2", "-D_GNU_SOURCE", include, source, "-o", str(binary)], check=True
-        )
+    with rig.compiled("bare") as binary:
         for case in CASES:
             pairs = [(bare(binary, *case), engine(*case)) for _ in range(ROUNDS)]
             print(row(case, *sorted(pairs, key=ratio)[ROUNDS // 2]), flush=True)

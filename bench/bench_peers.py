@@ -16,12 +16,10 @@ import argparse
 import ctypes
 import itertools
 import json
-import mmap
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -263,21 +261,11 @@ def attempt(tool: Tool, rate: float, count: int, **more: Any) -> tuple[float, To
     """One run against a server of its own: (CPU seconds, its results, stamps of arrivals)."""
     if not tool.binary.is_file():
         raise RuntimeError("not installed")
-    rows = count + 2000, (count + 2000) * TOKENS
-    requests, events = (np.frombuffer(mmap.mmap(-1, n * 24), np.int64).reshape(-1, 3) for n in rows)
-    with (
-        tempfile.TemporaryDirectory() as name,
-        socket.create_server(("127.0.0.1", 0), backlog=4096) as listener,
-    ):
-        listener.setblocking(False)
-        job = Job(rate, count, f"http://127.0.0.1:{listener.getsockname()[1]}", Path(name))
+    requests, events = rig.shared(count + 2000), rig.shared((count + 2000) * TOKENS)
+    with tempfile.TemporaryDirectory() as name, rig.responder(requests, events) as port:
+        job = Job(rate, count, f"http://127.0.0.1:{port}", Path(name))
         wanted, reader = tool.plan(job, **more)
-        server = rig.serve(listener, requests, events, 2_000_000)
-        try:
-            printed, cpu_s = drive(tool, wanted, job.place, 120 + 8 * count / rate)
-        finally:
-            os.kill(server, signal.SIGKILL)
-            os.waitpid(server, 0)
+        printed, cpu_s = drive(tool, wanted, job.place, 120 + 8 * count / rate)
         told = reader(printed)
     requests, events = requests[requests[:, 2] != 0], events[events[:, 2] != 0]
     if told.numbers is None:

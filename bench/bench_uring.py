@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import socket
 import statistics
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -56,19 +52,12 @@ class NotPermittedError(Exception):
 
 
 def once(binary: Path, case: tuple[int, int, int], mode: Mode) -> Found:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    listener.setblocking(False)
-    server = rig.serve(listener, None, None, 2_000_000)
-    numbers = (listener.getsockname()[1], *case, rig.cores()[0])
-    words = [*map(str, numbers), *(word for word in mode if word), *MODES[mode].split()]
-    try:
+    with rig.responder() as port:
+        numbers = (port, *case, rig.cores()[0])
+        words = [*map(str, numbers), *(word for word in mode if word), *MODES[mode].split()]
         told = subprocess.run(
             [str(binary), *words], check=False, capture_output=True, text=True, timeout=120
         )
-    finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
-        listener.close()
     if told.returncode == NOT_HERE:
         raise NotPermittedError(told.stdout.strip())
     if told.returncode != 0:
@@ -147,13 +136,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     print(rig.machine())
-    with tempfile.TemporaryDirectory() as place:
-        binary = Path(place) / "uring"
-        source = str(rig.ROOT / "bench" / "uring.c")
-        include = f"-I{rig.ROOT / 'csrc'}"
-        subprocess.run(
-            ["cc", "-O2", "-D_GNU_SOURCE", include, source, "-o", str(binary)], check=True
-        )
+    with rig.compiled("uring") as binary:
         modes = [
             mode
             for mode in permitted(binary)

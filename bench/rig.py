@@ -18,7 +18,8 @@ import subprocess
 import tempfile
 import time
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,15 +89,20 @@ def cores() -> tuple[int, int]:
     return usable[-1], usable[0]
 
 
+@contextmanager
+def compiled(name: str) -> Iterator[Path]:
+    """The binary of bench/`name`.c, while the block lasts."""
+    with tempfile.TemporaryDirectory() as place:
+        binary = Path(place) / name
+        source = ROOT / "bench" / f"{name}.c"
+        command = ["cc", "-O2", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", str(source)]
+        subprocess.run([*command, "-o", str(binary)], check=True)
+        yield binary
+
+
 def limits() -> dict[str, list[float]]:
     """The machine's limits: name -> [p50, p99, max] in ns, measured now."""
-    with tempfile.TemporaryDirectory() as place:
-        binary = Path(place) / "limits"
-        source = ROOT / "bench" / "limits.c"
-        subprocess.run(
-            ["cc", "-O2", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", str(source), "-o", str(binary)],
-            check=True,
-        )
+    with compiled("limits") as binary:
         mine, other = cores()
         told = subprocess.run(
             [str(binary), str(mine), str(other)], check=True, capture_output=True, text=True
@@ -105,7 +111,8 @@ def limits() -> dict[str, list[float]]:
     return found
 
 
-def _shared(rows: int) -> np.ndarray[Any, Any]:
+def shared(rows: int) -> np.ndarray[Any, Any]:
+    """A log that the responder's process fills: lines of three int64."""
     memory = mmap.mmap(-1, max(1, rows) * 24)
     return np.frombuffer(memory, np.int64).reshape(-1, 3)
 
@@ -117,6 +124,20 @@ def _favour(core: int, *, real_time: bool) -> None:
     if real_time:
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+
+
+@contextmanager
+def responder(requests: Any = None, events: Any = None, spin_ns: int = 2_000_000) -> Iterator[int]:
+    """The port of a responder that lives while the block lasts."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    listener.setblocking(False)
+    server = serve(listener, requests, events, spin_ns)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+        listener.close()
 
 
 def serve(listener: socket.socket, requests: Any, events: Any, spin_ns: int) -> int:
@@ -229,8 +250,8 @@ def _run(load: Load, work: list[tuple[slabs.Slab, bytes]], ports: tuple[int, int
 
 def measure(load: Load, server_spin_us: int = 2000) -> Seen:
     """Runs a load once and joins both ends' records."""
-    requests = _shared(load.count + 8)
-    events = _shared(load.count * load.tokens + 64)
+    requests = shared(load.count + 8)
+    events = shared(load.count * load.tokens + 64)
     rows = _rows(load)
     order = np.argsort(rows.times, kind="stable")
     workers = max(1, len(load.engine_cores))
@@ -240,16 +261,9 @@ def measure(load: Load, server_spin_us: int = 2000) -> Seen:
             _slab(load, rows, order[number::workers], Path(place) / f"{number}.slab")
             for number in range(workers)
         ]
-        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        listener.setblocking(False)
-        server = serve(listener, requests, events, server_spin_us * 1000)
         pair = _native.clock_pair()
-        try:
-            _run(load, work, (listener.getsockname()[1], dead.getsockname()[1]))
-        finally:
-            os.kill(server, signal.SIGKILL)
-            os.waitpid(server, 0)
-            listener.close()
+        with responder(requests, events, server_spin_us * 1000) as port:
+            _run(load, work, (port, dead.getsockname()[1]))
         return _join(load, [slab for slab, _ in work], requests, events, pair)
 
 

@@ -20,7 +20,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from percentes_fast.errors import ConfigError
-from percentes_fast.target import Section, Target, Tls, looks_secret
+from percentes_fast.target import Section, Target, Tls, looks_secret, speaks_tls
 
 REDACTED = "<redacted>"
 MAX_ROWS = 20_000_000  # a schedule beyond it needs more memory than a load client should take
@@ -169,10 +169,8 @@ class Config(Section):
 
     @property
     def engine_kind(self) -> Literal["native", "asyncio"]:
-        """Which engine sends: auto is the native one for http, the asyncio one for https."""
-        if self.engine.kind != "auto":
-            return self.engine.kind
-        return "asyncio" if self.target.https else "native"
+        """Which engine sends."""
+        return engine_for(self.engine.kind, self.target.url)
 
     @property
     def recovery_s(self) -> float:
@@ -192,6 +190,13 @@ class Config(Section):
         data = self.model_dump(mode="json")
         data["target"]["headers"] = dict.fromkeys(data["target"]["headers"], REDACTED)
         return data
+
+
+def engine_for(kind: str, url: str | None) -> Literal["native", "asyncio"]:
+    """The engine that a kind (auto, native, asyncio) stands for with a target."""
+    if kind == "auto":
+        return "asyncio" if speaks_tls(url) else "native"
+    return "native" if kind == "native" else "asyncio"
 
 
 def _check_target(config: Config) -> None:

@@ -6,6 +6,8 @@ Plan: `PercentesError` at the root; `exit_code` is read by the command line alon
 
 from __future__ import annotations
 
+import errno
+
 EXIT_VALID = 0
 EXIT_COULD_NOT_RUN = 1
 EXIT_INVALID = 2
@@ -43,6 +45,11 @@ class DataError(PercentesError):
 
 class NativeMissingError(ClientError):
     """The compiled core is absent: measuring needs it, analysis does not."""
+
+
+def remedy(code: int, otherwise: str = "mend this machine") -> str:
+    """What to change on this machine after a client fault of that errno."""
+    return REMEDIES.get(errno.errorcode.get(code, ""), otherwise)
 
 
 # what to change on this machine, by the name of the errno of a client fault

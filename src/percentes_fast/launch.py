@@ -20,7 +20,7 @@ from percentes_fast.engine import pool, preflight
 from percentes_fast.errors import TargetError
 from percentes_fast.schema import Cause
 from percentes_fast.servers.supervisor import Supervised, split_command
-from percentes_fast.target import split_url
+from percentes_fast.target import speaks_tls, split_url
 
 READY_POLL_S = 0.05
 STILL_LOADING = 500  # llama.cpp answers 503 while it loads; a 4xx is an answer, for preflight
@@ -109,7 +109,7 @@ def resolve(url: str) -> tuple[pool.Address, ...]:
     except socket.gaierror as exc:
         raise TargetError(f"target {url}: {host}: {exc.strerror}; mend the name") from exc
     shown = f"[{host}]" if ":" in host else host
-    tls_name = host if url.startswith("https:") else None
+    tls_name = host if speaks_tls(url) else None
     ips = dict.fromkeys(str(entry[4][0]) for entry in found)
     return tuple(pool.Address(ip, port, f"{shown}:{port}", tls_name) for ip in ips)
 

@@ -90,7 +90,7 @@ class Target(Section):
     @property
     def https(self) -> bool:
         """Is the target spoken to over TLS?"""
-        return self.url is not None and urlsplit(self.url).scheme == "https"
+        return speaks_tls(self.url)
 
     def secrets(self) -> list[str]:
         """Values that are sent and kept nowhere. Raises ConfigError as `sent_headers` does."""
@@ -130,6 +130,11 @@ def _variable(what: str, name: str) -> str:
     if any(c in value for c in "\r\n\0") or not value.isascii():
         raise ConfigError(f"target.{what} {name}: its value is no header text; mend it")
     return value
+
+
+def speaks_tls(url: str | None) -> bool:
+    """Is a server with that URL spoken to over TLS?"""
+    return url is not None and urlsplit(url).scheme == "https"
 
 
 def looks_secret(header: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from percentes_fast.analysis.client import ClientFigures, Spread
 from percentes_fast.analysis.windows import WindowReport
+from percentes_fast.config import engine_for
 from percentes_fast.errors import REMEDIES
 
 SKEW_P99_S, SKEW_MAX_S = 0.005, 0.050
@@ -116,9 +117,8 @@ def g6(baseline: WindowReport | None) -> Gate:
 
 def _has_stamps(config: Mapping[str, Any]) -> bool:
     """Kernel stamps were asked for, and the engine is the one that has them."""
-    engine, url = config["engine"], config["target"]["url"] or ""
-    kind = engine.get("kind", "auto")
-    native = kind == "native" or (kind == "auto" and not url.startswith("https:"))
+    engine = config["engine"]
+    native = engine_for(engine.get("kind", "auto"), config["target"]["url"]) == "native"
     return native and bool(engine["kernel_stamps"])
 
 

@@ -14,13 +14,20 @@ from dataclasses import dataclass
 
 import h11
 
-from percentes_fast.engine.events import Broken, Done, Event, Events, Facts, facts_of
+from percentes_fast.engine.events import (
+    MESSAGE_BYTES,
+    Broken,
+    Done,
+    Event,
+    Events,
+    Facts,
+    facts_of,
+)
 from percentes_fast.engine.slabs import Slab
 from percentes_fast.schema import NULL64, Cause
 
 HEAD_LIMIT = 64 * 1024
 LENGTH_TOP = 1 << 56  # as in pf_http.c
-MESSAGE_BYTES = 256
 NAME_BYTES = 64
 VALUE_BYTES = 96
 NAMES = 64
@@ -138,6 +145,11 @@ def _joined(response: h11.Response) -> dict[bytes, bytes]:
     return found
 
 
+def _elements(headers: dict[bytes, bytes], name: bytes) -> set[bytes]:
+    """The parts of a list, in lower case."""
+    return {part.strip().lower() for part in headers.get(name, b"").split(b",")}
+
+
 class Answer:
     """One request's answer on a connection; `over` is whether its row has ended."""
 
@@ -148,7 +160,7 @@ class Answer:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_LIMIT)
         self._http.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
         self._http.send(h11.EndOfMessage())
-        self._head = bytearray()
+        self._head = HeadCheck()
         self._response: h11.Response | None = None
         self._events = Events()
         self._refusal = bytearray()
@@ -164,7 +176,7 @@ class Answer:
         self._read_tokens = 0
         if not self.over:
             self._record.column["bytes_received"][self._row] += len(data)
-        if self._response is None and not self._head_may_go_on(data):
+        if not self._head.takes(data):
             return self._end(Cause.BAD_HTTP, at)
         try:
             self._http.receive_data(data)
@@ -204,11 +216,6 @@ class Answer:
             elif isinstance(event, h11.EndOfMessage):
                 return self._body_ended(at)
 
-    def _head_may_go_on(self, data: bytes) -> bool:
-        self._head += data
-        span = span_of_heads(bytes(self._head))
-        return span is not None and span <= HEAD_LIMIT
-
     def _take_head(self, response: h11.Response, at: int) -> bool:
         """False where h11 is laxer than the rule: another version than 1.x, a status below 100, a
         length beyond 64 bits.
@@ -219,17 +226,14 @@ class Answer:
         if not response.http_version.startswith(b"1.") or response.status_code < 100 or far:
             return False
         self._response = response
-        connection = {part.strip().lower() for part in headers.get(b"connection", b"").split(b",")}
+        connection = _elements(headers, b"connection")
         framed_twice = b"transfer-encoding" in headers and (
             b"content-length" in headers or response.http_version == b"1.0"
         )
         kept = response.http_version != b"1.0" or b"keep-alive" in connection
         cut = len(headers.get(b"connection", b"")) > VALUE_BYTES  # more than pf_http keeps
         self._closes = not kept or b"close" in connection or framed_twice or cut
-        codings = {
-            part.strip().lower() for part in headers.get(b"content-encoding", b"").split(b",")
-        }
-        self._coded = bool(codings - {b"", b"identity"})
+        self._coded = bool(_elements(headers, b"content-encoding") - {b"", b"identity"})
         column, row = self._record.column, self._row
         column["headers_ns"][row] = at
         column["http_status"][row] = response.status_code
@@ -279,7 +283,9 @@ class Answer:
 
     def _take_refusal(self, data: bytes) -> None:
         """An answer that is not 200: its first bytes are kept as they come."""
-        begun = HEAD_LIMIT if self._coded else len(self._refusal)
+        if self._coded:
+            return
+        begun = len(self._refusal)
         self._refusal += data[: max(0, HEAD_LIMIT - begun)]
         if begun < MESSAGE_BYTES:
             text = bytes(self._refusal[:MESSAGE_BYTES]).replace(b"\0", b" ")
@@ -375,39 +381,52 @@ class Answer:
         return "close"
 
 
-def span_of_heads(data: bytes) -> int | None:
-    """How many of these bytes belong to the head of a response, and of any 1xx ones before it.
+class HeadCheck:
+    """Can the bytes so far be the beginning of a response, after any number of 1xx ones?
 
-    None where they cannot be the beginning of one.
+    Each line is looked at while it comes; what follows the head is not.
     """
-    at = 0
-    while True:
-        status, end, rest = data[at:].partition(b"\n")
-        if not _status_fits(status, whole=bool(end)):
-            return None
-        while rest and not rest.startswith((b"\n", b"\r\n")):
-            line, end, rest = rest.partition(b"\n")
-            if not _header_fits(line, whole=bool(end)):
-                return None
-        if not rest:
-            return len(data)
-        at = len(data) - len(rest) + rest.index(b"\n") + 1
-        if not status.startswith(b"1", 9):
-            return at
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._line = bytearray()  # the one under way
+        self._status = b""  # of the head under way, once that line is whole
+        self._over = False
+
+    def takes(self, data: bytes) -> bool:
+        """The bytes of one read; False where they cannot go on to a head of at most 64 KiB."""
+        while data and not self._over:
+            line, end, data = data.partition(b"\n")
+            self._size += len(line) + len(end)
+            self._line += line
+            fits = _header_fits if self._status else _status_fits
+            if self._size > HEAD_LIMIT or not fits(self._line, whole=bool(end)):
+                return False
+            if end:
+                self._end_line()
+        return True
+
+    def _end_line(self) -> None:
+        if not self._status:
+            self._status = bytes(self._line)
+        elif bytes(self._line) in (b"", b"\r"):
+            self._over = not self._status.startswith(b"1", 9)
+            self._status = b""
+        self._line.clear()
 
 
-def _status_fits(line: bytes, *, whole: bool) -> bool:
+def _status_fits(line: bytearray, *, whole: bool) -> bool:
     for want, got in zip(STATUS_FORM, line, strict=False):
         digit = chr(got).isdigit()
         if (want == ord("d") and not digit) or (want != ord("d") and got != want):
             return False
     if whole and len(line.rstrip(b"\r")) < len(STATUS_FORM):
         return False
-    return line[12:13] in (b"", b" ", b"\r")
+    return bytes(line[12:13]) in (b"", b" ", b"\r")
 
 
-def _header_fits(line: bytes, *, whole: bool) -> bool:
-    if line[:1] in (b"", b"\r", b" ", b"\t"):
+def _header_fits(line: bytearray, *, whole: bool) -> bool:
+    if bytes(line[:1]) in (b"", b"\r", b" ", b"\t"):
         return True
     found = NAME_START.match(line)
     return found is not None and (found[0].endswith(b":") or not whole)

@@ -19,16 +19,14 @@ from typing import Any
 import uvloop
 
 from percentes_fast.engine.asyncio_answer import Answer, Record, Rules
-from percentes_fast.engine.asyncio_exchange import Exchanges, Limits, Tls
+from percentes_fast.engine.asyncio_exchange import SECOND, TIMER_S, Exchanges, Limits, Tls
 from percentes_fast.engine.slabs import STATE_ENDED, STATE_RUNNING, Slab
 from percentes_fast.errors import ClientError
 from percentes_fast.schema import NULL64, Cause
 
-SECOND = 1_000_000_000
 TICK_S = 0.1
 WAKE_BEFORE_NS = 2_000_000  # what a sleeping loop may be late by
 LATE_AT_STOP = SECOND // 20
-TIMER_S = 0.001  # the loop's timers count in ms, and may be early by half of one
 SECOND_NAMES = ("end_ns", "cpu_ns", "idle_poll_ns", "sent", "skew_max_ns", "reads", "polls")
 
 
@@ -37,6 +35,8 @@ class Engine:
 
     tls: one a target, None for http.
     """
+
+    rehearses = False  # a loop that is milliseconds late has no use for it
 
     def __init__(  # noqa: PLR0917 (the order of the native engine)
         self,

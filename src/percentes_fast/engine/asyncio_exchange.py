@@ -21,7 +21,7 @@ from percentes_fast.schema import Cause
 READ_BYTES = 64 * 1024
 READS_PER_WAKE = 8  # then others have their turn
 SECOND = 1_000_000_000
-TIMER_S = 0.001  # the loop's timers count in ms: a deadline must not come early
+TIMER_S = 0.001  # the loop's timers count in ms, and may be early by half of one
 CAUSE_OF_ERRNO = {
     errors.EMFILE: Cause.NO_DESCRIPTOR,
     errors.ENFILE: Cause.NO_DESCRIPTOR,
@@ -207,11 +207,18 @@ class Exchanges:
             self._flush(conn)
             return
         except ssl.SSLError as exc:
-            self._record.keep_text(conn.row, str(exc.verify_message if isinstance(
-                exc, ssl.SSLCertVerificationError) else exc.reason or exc).encode())  # fmt: skip
-            self._fail(conn, Cause.TLS)
+            self._fail_tls(conn, exc)
             return
         self._dialed(conn)
+
+    def _fail_tls(self, conn: Connection, exc: ssl.SSLError) -> None:
+        """Ends the row, if it is still open, with the reason kept."""
+        if conn.answer is not None and not conn.answer.over:
+            reason: object = exc.reason or exc
+            if isinstance(exc, ssl.SSLCertVerificationError):
+                reason = exc.verify_message
+            self._record.keep_text(conn.row, str(reason).encode())
+        self._fail(conn, Cause.TLS)
 
     def _send_request(self, conn: Connection) -> None:
         start = self._column["head_offset"][conn.row]
@@ -283,9 +290,7 @@ class Exchanges:
             self._ended(conn)
             return
         except ssl.SSLError as exc:  # a client certificate is refused after the handshake
-            if conn.answer is not None and not conn.answer.over:
-                self._record.keep_text(conn.row, str(exc.reason or exc).encode())
-            self._fail(conn, Cause.TLS)
+            self._fail_tls(conn, exc)
             return
         if conn.state == "open":
             self._ended(conn)

@@ -8,7 +8,6 @@ the end of stdin stops it, and it says on stdout how late it was itself.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ import threading
 from array import array
 from typing import Any
 
-from percentes_fast.errors import REMEDIES, ClientError
+from percentes_fast.errors import ClientError, remedy
 
 SPIN_NS = 200_000
 STOP_TIMEOUT_S = 5.0
@@ -32,8 +31,7 @@ class Canary:
         try:
             listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         except OSError as exc:
-            remedy = REMEDIES.get(errno.errorcode.get(exc.errno or 0, ""), "mend this machine")
-            raise ClientError(f"canary: {exc.strerror}; {remedy}") from exc
+            raise ClientError(f"canary: {exc.strerror}; {remedy(exc.errno or 0)}") from exc
         self.port: int = listener.getsockname()[1]
         listener.setblocking(False)
         command = [sys.executable, "-m", "percentes_fast.engine.canary", str(listener.fileno())]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """What both engines are to a worker."""
 
+    @property
+    def rehearses(self) -> bool:
+        """Are sends rehearsed?"""
+
     def run(self) -> bool:
         """Runs the schedule of the slab; True when it was interrupted."""
 

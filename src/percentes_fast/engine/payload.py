@@ -123,12 +123,10 @@ def _canary_shape(config: Config, host: str) -> _Shape:
 
 def _head(config: Config, method: str, path: str, host: str) -> bytes:
     given = config.target.sent_headers()
-    names = [name.lower() for name in given]
+    names = {name.lower() for name in given}
     for name in given:
         if name.lower() in OWN_HEADERS:
             raise ConfigError(f"target.headers: {name} is set by the client itself; drop it")
-        if names.count(name.lower()) > 1:
-            raise ConfigError(f"target.headers: {name} is given twice; keep one")
     headers = {k: v for k, v in DEFAULT_HEADERS.items() if k.lower() not in names} | given
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

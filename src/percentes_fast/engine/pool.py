@@ -277,7 +277,7 @@ def engine_options(config: Config, arena: Arena, addresses: Sequence[Address]) -
         "idle_reuse_ns": seconds_ns(config.engine.idle_reuse_s),
         "end_by_finish": config.target.end_marker == "finish_reason",
         "stamps": config.engine.kernel_stamps,
-        "rehearse": config.engine.rehearse,
+        "rehearse": config.engine.rehearse and config.engine_kind == "native",
         "engine": config.engine_kind,
         "tls": [_tls(config, address) for address in addresses],
         "replica_header": config.target.replica_header or "",

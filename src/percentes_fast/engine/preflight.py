@@ -7,7 +7,6 @@ says what is missing and what to do.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ from percentes_fast.config import Config
 from percentes_fast.engine import engines, pool, slabs
 from percentes_fast.engine.payload import render
 from percentes_fast.engine.schedule import SERVER, Schedule, Template
-from percentes_fast.errors import REMEDIES, ClientError, TargetError
+from percentes_fast.errors import ClientError, TargetError, remedy
 from percentes_fast.schema import Cause, Kind
 
 
@@ -126,8 +125,8 @@ def expect(config: Config, answer: Answer) -> None:
 
 def _failure(config: Config, answer: Answer) -> str | None:
     if answer.cause in (Cause.NO_DESCRIPTOR, Cause.NO_PORT, Cause.NO_MEMORY, Cause.REFUSED_HERE):
-        remedy = REMEDIES.get(errno.errorcode.get(answer.errno, ""), "mend it and run again")
-        raise ClientError(f"this machine: {os.strerror(answer.errno)}; {remedy}")
+        told = remedy(answer.errno, "mend it and run again")
+        raise ClientError(f"this machine: {os.strerror(answer.errno)}; {told}")
     told = f": {answer.message}" if answer.message else ""
     texts = {
         Cause.TLS: f"the TLS handshake failed{told}; mend --ca, --cert or the server's certificate",

@@ -39,7 +39,7 @@ def main() -> int:
         settings = _settle_in(job, governed)
         slab = slabs.Slab(Path(job["slab"]))
         engine = _engine(job, slab, settings["descriptors"])
-        if job["rehearse"] and not getattr(engine, "rehearses", True):
+        if job["rehearse"] and not engine.rehearses:
             settings["refused"].append("rehearsal: no connection to 127.0.0.1")
         _try(settings["refused"], "memory lock", _lock_memory)
         print(json.dumps(settings), flush=True)
