@@ -41,6 +41,7 @@ struct pf_conn {
     pf_ns idle_since_ns;    /* absolute */
     uint32_t stream_bytes;  /* sent on this connection, modulo 2^32 as the kernel's ids are */
     uint32_t last_byte;     /* id of the request's last byte */
+    uint32_t anomalies;     /* of TCP, on this connection, until the last request ended */
     struct iovec parts[2];  /* what is left to send */
     struct pf_http http;
     struct pf_sse sse;

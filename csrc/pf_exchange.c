@@ -29,6 +29,21 @@ static void settle_row(struct pf_engine *engine, int64_t row, enum pf_cause caus
     pf_slab_store(&engine->slab, PF_WORD_in_flight, engine->in_flight);
 }
 
+/* What TCP had to mend while the connection carried this row: read once, at its end. */
+static void note_anomalies(struct pf_engine *engine, struct pf_conn *conn) {
+    uint32_t count;
+    if (conn->state == PF_CONN_DIALING) return;
+    if (pf_sock_anomalies(conn->fd, &count) != PF_SOCK_OK) return;
+    engine->slab.tcp_anomalies[conn->row] = (int32_t)(count - conn->anomalies);
+    conn->anomalies = count;
+}
+
+static void settle(struct pf_engine *engine, struct pf_conn *conn, enum pf_cause cause, int error,
+                   pf_ns at) {
+    note_anomalies(engine, conn);
+    settle_row(engine, conn->row, cause, error, at);
+}
+
 static void close_conn(struct pf_engine *engine, struct pf_conn *conn) {
     pf_conns_dequeue(&engine->conns, conn);
     pf_sock_close(conn->fd);
@@ -37,7 +52,7 @@ static void close_conn(struct pf_engine *engine, struct pf_conn *conn) {
 
 static void settle_and_close(struct pf_engine *engine, struct pf_conn *conn, enum pf_cause cause,
                              int error, pf_ns at) {
-    if (conn->state != PF_CONN_DRAINING) settle_row(engine, conn->row, cause, error, at);
+    if (conn->state != PF_CONN_DRAINING) settle(engine, conn, cause, error, at);
     close_conn(engine, conn);
 }
 
@@ -210,7 +225,7 @@ static int body_ended(struct pf_engine *engine, struct pf_conn *conn, size_t lef
     int whole_request = conn->parts[0].iov_len == 0 && conn->parts[1].iov_len == 0;
     if (conn->state != PF_CONN_DRAINING) {
         enum pf_cause cause = pf_answer_cause_at_end(engine, conn);
-        settle_row(engine, conn->row, cause, 0, engine->read_ns);
+        settle(engine, conn, cause, 0, engine->read_ns);
     }
     if (left_over > 0 || conn->http.close || !whole_request) {
         close_conn(engine, conn);
@@ -234,7 +249,7 @@ static int take_body(struct pf_engine *engine, struct pf_conn *conn, struct pf_s
     enum pf_cause cause = pf_answer_body(engine, conn, body);
     if (cause == PF_CAUSE_OPEN) return 1;
     if (cause == PF_CAUSE_STREAM_END) {
-        settle_row(engine, conn->row, cause, 0, engine->read_ns);
+        settle(engine, conn, cause, 0, engine->read_ns);
         conn->state = PF_CONN_DRAINING;
         return 1;
     }

@@ -43,6 +43,7 @@
     X(completion_tokens, int32_t, PF_NULL32)                                                       \
     X(errno_code, int32_t, 0)                                                                      \
     X(message_slot, int32_t, PF_NULL32)                                                            \
+    X(tcp_anomalies, int32_t, PF_NULL32)                                                           \
     X(http_status, int16_t, PF_NULL16)                                                             \
     X(finish_reason, int16_t, PF_NULL16)                                                           \
     X(replica, int16_t, PF_NULL16)                                                                 \

@@ -161,6 +161,18 @@ int pf_sock_sent_stamp(int fd, struct pf_sock_stamp *stamp) {
     }
 }
 
+/* Places in struct tcp_info of linux/tcp.h (5.4), in words of 4 bytes: libc's copy is older. */
+enum { INFO_TOTAL_RETRANS = 25, INFO_REORD_SEEN = 55, INFO_RCV_OOOPACK = 56, INFO_WORDS = 57 };
+
+int pf_sock_anomalies(int fd, uint32_t *count) {
+    uint32_t info[INFO_WORDS];
+    socklen_t length = sizeof info;
+    memset(info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) != 0) return PF_SOCK_FAILED;
+    *count = info[INFO_TOTAL_RETRANS] + info[INFO_REORD_SEEN] + info[INFO_RCV_OOOPACK];
+    return PF_SOCK_OK;
+}
+
 void pf_sock_close(int fd) {
     close(fd);
 }

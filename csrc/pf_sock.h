@@ -49,6 +49,10 @@ struct pf_sock_stamp {
 /* Next send stamp from the error queue. OK, or WAIT when there is none. */
 int pf_sock_sent_stamp(int fd, struct pf_sock_stamp *stamp);
 
+/* Segments retransmitted, and received or acknowledged out of order, since the connection began
+ * (TCP_INFO). PF_SOCK_OK, or PF_SOCK_FAILED where the socket is no TCP. */
+int pf_sock_anomalies(int fd, uint32_t *count);
+
 void pf_sock_close(int fd);
 
 /* Waits for events, `sleep` at most; how many, or -1 and errno. */

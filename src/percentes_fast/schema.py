@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 WALL_STEP_NS = 1_000_000  # a step of the wall clock beyond it is reported, and no stamp trusted
 
@@ -101,6 +101,7 @@ NATIVE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("completion_tokens", "i4"),
     ("errno_code", "i4"),
     ("message_slot", "i4"),
+    ("tcp_anomalies", "i4"),
     ("http_status", "i2"),
     ("finish_reason", "i2"),
     ("replica", "i2"),
@@ -159,6 +160,7 @@ REQUEST_FIELDS: tuple[tuple[str, str, bool], ...] = (
     ("completion_tokens", "int32", True),
     ("finish_reason", "text", True),
     ("bytes_received", "int64", False),
+    ("tcp_anomalies", "int32", True),
     ("replica", "text", True),
     ("message", "string", True),
 )

@@ -11,6 +11,7 @@ import asyncio
 import errno as errors
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ CAUSE_OF_ERRNO = {
     errors.ECONNRESET: Cause.RESET,
     errors.EPIPE: Cause.RESET,
 }
+
+
+# struct tcp_info of linux/tcp.h (5.4): total_retrans, then reord_seen and rcv_ooopack
+TCP_INFO = struct.Struct("100xI116xII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Connection:
     answer: Answer | None = None
     deadline: asyncio.TimerHandle | None = None
     idle_ns: int = 0
+    anomalies: int = 0  # of TCP, until the last request ended
     secure: ssl.SSLObject | None = None
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
@@ -90,7 +96,7 @@ class Exchanges:
         self._idle: list[list[Connection]] = [[] for _ in targets]
         self._open: set[Connection] = set()
         names = ("head_offset", "head_length", "tail", "dispatch_ns", "sent_ns", "connect_ns",
-                 "conn_idle_ns", "conn_id", "conn_reused")  # fmt: skip
+                 "conn_idle_ns", "conn_id", "conn_reused", "tcp_anomalies")  # fmt: skip
         self._column = {name: record.slab.column(name) for name in names} | record.column
 
     def begin(
@@ -313,9 +319,12 @@ class Exchanges:
     def _take(self, conn: Connection, data: bytes) -> None:
         assert conn.answer is not None
         at = self._now()
+        open_before = not conn.answer.over
         then = conn.answer.take(data, at)
         if conn.answer.over:
             conn.out.clear()  # nobody waits for the rest of the request
+            if open_before:
+                self._note_anomalies(conn)
         if then == "reuse" and not conn.request_left:
             self._open.discard(conn)
             if conn.deadline is not None:
@@ -330,6 +339,8 @@ class Exchanges:
             self._fail(conn, Cause.TLS)
             return
         if conn.answer is not None:
+            if not conn.answer.over:
+                self._note_anomalies(conn)
             conn.answer.closed(self._now())
         self._close(conn)
 
@@ -341,8 +352,18 @@ class Exchanges:
 
     def _fail(self, conn: Connection, cause: Cause, code: int = 0) -> None:
         if conn.answer is not None:
+            if not conn.answer.over and conn.state == "open":
+                self._note_anomalies(conn)
             conn.answer.failed(cause, code, self._now())
         self._close(conn)
+
+    def _note_anomalies(self, conn: Connection) -> None:
+        """What TCP had to mend while the connection carried this row: read once, at its end."""
+        with suppress(OSError, struct.error):  # no TCP, or a kernel before 5.4
+            told = conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+            count = sum(TCP_INFO.unpack(told))
+            self._column["tcp_anomalies"][conn.row] = count - conn.anomalies
+            conn.anomalies = count
 
     def _close(self, conn: Connection) -> None:
         if conn.state == "closed":
