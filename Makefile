@@ -7,15 +7,23 @@ STRICT := -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wconversion -Wshadow -Werr
 SOURCES := pyproject.toml setup.py $(shell find csrc src -name '*.[ch]' -o -name '*.py' -o -name '*.pyx' -o -name '*.j2')
 C_FILES := $(wildcard csrc/*.c)
 
-.PHONY: demo test test-quick test-wire test-real test-lower lint lint-c fuzz dist clean
+.PHONY: demo test test-quick test-wire test-real test-lower trials services lint lint-c fuzz dist clean
 
 demo: $(VENV)/installed
 	rm -rf demo-run
 	$(BIN)/percentes-fast run --config configs/demo.yaml --out demo-run
 	@echo "Look at demo-run/report.html"
 
-test: $(VENV)/installed-test lint
+# needs sshd, Docker and libfaketime: as root on Debian what is missing is installed
+test: $(VENV)/installed-test services lint
 	$(BIN)/python -m pytest -m "not real"
+
+services:
+	tests/install_services.sh
+
+# clocks that are shifted, drift, slew and step, over unequal and jittering delays
+trials: $(VENV)/installed-test services
+	$(BIN)/python tests/clock_trials.py --trials $(or $(TRIALS),200)
 
 test-quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m "not real and not slow"
@@ -25,7 +33,7 @@ test-wire: $(VENV)/installed-test
 	$(BIN)/python -m pytest -q -s -rN tests/test_wire.py
 
 # 3.5 GB the first time; LLAMA_SERVER=/path/to/llama-server adds llama.cpp
-test-real: $(VENV)/installed-test
+test-real: $(VENV)/installed-test services
 	tests/real/install_vllm.sh
 	test -f .real/model/config.json || .real/venv/bin/python tests/real/toy_model.py
 	test -z "$(LLAMA_SERVER)" || test -f .real/tiny.gguf || $(MAKE) .real/tiny.gguf

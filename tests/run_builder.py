@@ -24,6 +24,7 @@ BEFORE, AFTER = 10 * S, 10 * S + 11  # the clock reads around the signal
 FIRE = 10 * S + 5  # middle 5.5 ns, rounded down
 BACK = 14 * S
 END = 32 * S
+EPOCH, EPOCH_WALL = 5000 * S, 1000 * S  # of the run on both clocks of the client
 DIAL = 200 * US
 Row = dict[str, Any]
 
@@ -159,6 +160,9 @@ class Run:
     fault: dict[str, Any] | None = field(default_factory=the_fault)
     manifest: dict[str, Any] = field(default_factory=dict)
     workers: list[dict[str, Any]] = field(default_factory=lambda: [worker_facts()])
+    offsets: list[Row] = field(default_factory=list)
+    metrics: list[Row] = field(default_factory=list)
+    log: str = ""  # server.log: lines `<ns> <mark> <text>`
 
     def without(self, *kinds: str) -> Run:
         """Switches kinds of rows off."""
@@ -188,6 +192,9 @@ class Run:
         directory.write_table("token_times", _table("token_times", list(self._events(rows))))
         directory.write_table("clocks", _table("clocks", _clocks()))
         directory.write_table("client", _table("client", _seconds()))
+        directory.write_table("offsets", _table("offsets", self.offsets))
+        directory.write_table("metrics", _table("metrics", self.metrics))
+        directory.write_bytes(rundir.SERVER_LOG, self.log.encode())
         directory.write_json(rundir.MANIFEST, self._manifest())
         if self.fault is not None:
             directory.write_json(rundir.FAULT, self.fault)
@@ -217,13 +224,17 @@ class Run:
             "workers": self.workers,
             "interrupted": None,
             "canary_server": {"late_max_ns": 250 * US},
+            "epoch_monotonic_ns": EPOCH,
+            "epoch_wall_ns": EPOCH_WALL,
+            "metrics": None,
+            "victim": "server",
         } | self.manifest
 
 
 def _clocks() -> list[Row]:
     """Wall time = run time + 1000 s, read in 40 ns, once a second."""
     return [
-        {"before_ns": k * S, "realtime_wall_ns": (k + 1000) * S + 20, "after_ns": k * S + 40}
+        {"before_ns": k * S, "realtime_wall_ns": k * S + EPOCH_WALL + 20, "after_ns": k * S + 40}
         for k in range(36)
     ]
 

@@ -1,7 +1,7 @@
 """Validity gates at their limits: what passes, what fails and with which words.
 
 Never: lets a gate pass that was not observed.
-Plan: a clean client -> each fault of G2 by itself -> G6 -> what does not apply.
+Plan: a clean client -> each fault of G2 by itself -> G6 -> what does not apply -> G1, G5, G7.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from percentes_fast.analysis.client import ClientFigures, Spread, WorkerFigures
-from percentes_fast.analysis.gates import Gate, g2, g6, gates
+from percentes_fast.analysis.gates import Gate, Observed, g2, g6, gates
 from percentes_fast.analysis.outcomes import judged
+from percentes_fast.analysis.servermetrics import Waiting
 from percentes_fast.analysis.windows import Seconds, Window, WindowReport, report_window
 from run_builder import MS, S, configuration, frame, refused, served
 from test_windows import token_times
@@ -37,6 +38,9 @@ CLEAN = ClientFigures(
     wall_steps=(),
     canary_server_late_max_s=None,
 )
+
+
+NOTHING = Observed({}, None, {}, frozenset(), False)
 
 
 def worker(**changed: Any) -> ClientFigures:
@@ -113,7 +117,7 @@ def test_no_baseline_does_not_pass(report: WindowReport | None) -> None:
 
 
 def test_what_does_not_apply_says_why_and_leaves_the_run_valid() -> None:
-    found = {gate.id: gate for gate in gates(CLEAN, baseline(1, 0), configuration())}
+    found = {gate.id: gate for gate in gates(CLEAN, baseline(1, 0), configuration(), NOTHING)}
     assert list(found) == ["G1", "G2", "G3", "G4", "G5", "G6", "G7"]
     for name in ("G1", "G3", "G4", "G5", "G7"):
         gate = found[name]
@@ -125,9 +129,104 @@ def test_what_does_not_apply_says_why_and_leaves_the_run_valid() -> None:
 def test_the_stamps_switch_comes_from_the_configuration() -> None:
     bare = replace(CLEAN, stamp_disagreement_s=None)
     off = configuration(engine={"kernel_stamps": False})
-    assert gates(bare, None, off)[1].passed
-    assert not gates(bare, None, configuration())[1].passed
+    assert gates(bare, None, off, NOTHING)[1].passed
+    assert not gates(bare, None, configuration(), NOTHING)[1].passed
 
 
 def test_an_applicable_gate_that_was_not_observed_never_holds() -> None:
     assert not Gate("G", "name", applicable=True, observed=False, passed=False, detail="").holds
+
+
+# ---------------------------------------------------------------- G1, G5, G7
+
+
+def of(name: str, seen: Observed, **sections: dict[str, Any]) -> Gate:
+    found = gates(CLEAN, baseline(1, 0), configuration(**sections), seen)
+    return next(gate for gate in found if gate.id == name)
+
+
+TWO = {"probe": {"direct": ["http://a:1", "http://b:1"]}, "target": {"replica_header": "x-replica"}}
+
+
+@pytest.mark.parametrize(
+    ("counts", "passed"),
+    [
+        ({"a": 50, "b": 50}, True),
+        ({"a": 45, "b": 55}, True),
+        ({"a": 55, "b": 45}, True),
+        ({"a": 449, "b": 551}, False),
+        ({"a": 100}, False),  # one of two never answered
+        ({"a": 33, "b": 33, "c": 34}, False),
+    ],
+)
+def test_each_of_two_replicas_has_half_of_the_baseline(
+    counts: dict[str, int], passed: bool
+) -> None:
+    gate = of("G1", replace(NOTHING, by_replica=counts), **TWO)
+    assert (gate.applicable, gate.observed, gate.passed) == (True, True, passed)
+
+
+def test_an_unknown_share_is_not_an_even_one() -> None:
+    without = TWO | {"target": {"replica_header": None}}
+    for seen, sections in ((NOTHING, TWO), (replace(NOTHING, by_replica={"a": 1}), without)):
+        gate = of("G1", seen, **sections)
+        assert (gate.applicable, gate.observed, gate.passed) == (True, False, False)
+    assert "set target.replica_header" in of("G1", NOTHING, **without).detail
+
+
+GPU = {"index": "0", "driver_version": "550.1", "clocks.max.graphics": "2520 MHz"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (None, None, (False, False, False)),
+        ([GPU], [dict(GPU)], (True, True, True)),
+        ([GPU], [GPU | {"driver_version": "560.2"}], (True, True, False)),
+        ([GPU, GPU], [GPU], (True, True, False)),
+        ([GPU], None, (True, True, False)),  # nvidia-smi is gone
+    ],
+)
+def test_gpus_are_the_same_before_and_after(
+    before: Any, after: Any, expected: tuple[bool, bool, bool]
+) -> None:
+    prints = {"before": {"gpus": before}, "after": {"gpus": after}}
+    gate = of("G5", replace(NOTHING, fingerprints=prints))
+    assert (gate.applicable, gate.observed, gate.passed) == expected
+
+
+def test_gpus_that_were_not_looked_at_again_do_not_pass() -> None:
+    prints = {"before": {"gpus": [GPU]}, "after": None}
+    gate = of("G5", replace(NOTHING, fingerprints=prints))
+    assert (gate.applicable, gate.observed, gate.passed) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ({"server": Waiting(0.0, 270, 0)}, (True, True, True)),
+        ({"server": Waiting(1.0, 270, 41)}, (True, True, True)),
+        ({"server": Waiting(1.001, 270, 0)}, (True, True, False)),
+        ({"server": Waiting(None, 270, 0)}, (False, False, False)),  # no such gauge
+        ({"server": Waiting(None, 270, 270)}, (True, False, False)),  # never answered
+        ({"a": Waiting(0.5, 9, 0), "b": Waiting(2.0, 9, 0)}, (True, True, False)),
+        ({"a": Waiting(0.5, 9, 0), "b": Waiting(None, 9, 9)}, (True, True, False)),
+    ],
+)
+def test_the_waiting_queue_of_each_replica(
+    waiting: dict[str, Waiting], expected: tuple[bool, bool, bool]
+) -> None:
+    gate = of("G7", replace(NOTHING, waiting=waiting, metrics_asked=True))
+    assert (gate.applicable, gate.observed, gate.passed) == expected
+
+
+def test_metrics_that_were_asked_for_and_never_read_do_not_pass() -> None:
+    asked = of("G7", replace(NOTHING, metrics_asked=True))
+    assert (asked.applicable, asked.observed, asked.passed) == (True, False, False)
+    page = replace(
+        NOTHING,
+        waiting={"server": Waiting(None, 9, 9)},
+        without_page=frozenset({"server"}),
+        metrics_asked=True,
+    )
+    assert not of("G7", page).applicable

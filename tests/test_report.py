@@ -266,7 +266,8 @@ def test_the_page_of_every_story(told: dict[str, Analysis], name: str) -> None:
     assert f'<span class="state">{state}</span>' in page
     assert "None" not in page.replace("data:image", "")[: page.index("<img")]
     needed = any(curve.needed_beside_percentiles for curve in found.summary.incidence.values())
-    assert page.count("<img") == 1 + needed
+    parts = found.summary.decomposition
+    assert page.count("<img") == 1 + needed + bool(parts and parts.stages)
     # self-contained: nothing is loaded from elsewhere
     assert all(
         src.startswith("data:image/png;base64,") for src in re.findall(r'src="([^"]*)', page)

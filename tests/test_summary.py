@@ -491,7 +491,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "no manifest": lambda p: (p / "manifest.json").unlink(),
     "a cut manifest": lambda p: (p / "manifest.json").write_text('{"schema_version": 1,'),
     "a list": lambda p: (p / "manifest.json").write_text("[]"),
-    "another version": text("manifest.json", lambda m: m.update(schema_version=2)),
+    "another version": text("manifest.json", lambda m: m.update(schema_version=1)),
     "under way": text("manifest.json", lambda m: m.update(state="running")),
     "never begun": text("manifest.json", lambda m: m.update(state="preparing")),
     "no state": text("manifest.json", lambda m: m.pop("state")),

@@ -24,6 +24,8 @@ from percentes_fast.errors import (
     PercentesError,
 )
 
+SHAPES = ["text", "json", "html", "percentes"]
+FAULTS = ["kill", "kill_group", "kill_child", "term", "stop", "kill_container", "none"]
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
 FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--target", "target.url", str, "URL of the server, http://HOST:PORT or https://"),
@@ -31,13 +33,17 @@ FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--api", "target.api", click.Choice(["chat", "completions"]), "which endpoint"),
     ("--serve", "serve.command", str, "command of a server to start, kill and restart"),
     ("--pid", "fault.pid", int, "process to kill, that something else restarts"),
+    ("--container", "container.name", str, "container whose first process is the server"),
+    ("--ssh-target", "ssh.target", str, "USER@HOST that the server runs on (this machine)"),
+    ("--ssh-identity", "ssh.identity", str, "private key for it (agent, ssh_config)"),
+    ("--ssh-port", "ssh.port", int, "port of its sshd (22)"),
     ("--rate", "load.rate", float, "requests a second (default 3.12)"),
     ("--warmup", "phases.warmup_s", float, "seconds of warm-up (60)"),
     ("--kill-at", "phases.kill_at_s", float, "second of the kill, from the first of load (360)"),
     ("--recovery", "phases.recovery_s", float, "seconds from the kill to the cool-down (600)"),
     ("--cooldown", "phases.cooldown_s", float, "seconds of cool-down (60)"),
     ("--duration", "phases.duration_s", float, "seconds of load, in place of --recovery"),
-    ("--fault", "fault.kind", click.Choice(["kill", "kill_group", "none"]), "what to do (kill)"),
+    ("--fault", "fault.kind", click.Choice(FAULTS), "what to do (kill)"),
     ("--prompt-tokens", "load.prompt_tokens", int, "words in each prompt (512)"),
     ("--max-tokens", "load.max_tokens", int, "tokens asked for (256)"),
     ("--timeout", "load.timeout_s", float, "deadline of a request in seconds (30)"),
@@ -52,7 +58,30 @@ FLAGS: tuple[tuple[str, str, Any, str], ...] = (
 )
 
 
+MORE: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--config",), {"type": click.Path(path_type=Path), "help": "YAML file of the run"}),
+    (("--metrics",), {"multiple": True, "help": "URL of a replica's metrics (the target's)"}),
+    (("--probe-direct",), {"multiple": True, "help": "URL of a replica, the victim's first"}),
+    (("--arrival",), {"help": "poisson, constant, gamma[:SHAPE] or trace:FILE"}),
+    (("--workers",), {"help": "auto or a number: worker processes, one core each"}),
+    (("--cores",), {"help": "cores of the workers, such as 2,3 or 4-7"}),
+    (("--header",), {"multiple": True, "metavar": "'NAME: VALUE'", "help": "in every request"}),
+    (("--header-env",), {"multiple": True, "metavar": "'NAME=VARIABLE'", "help": "value from it"}),
+    (
+        ("--insecure", "target__tls__insecure"),
+        {"is_flag": True, "default": None, "help": "any cert"},
+    ),
+    (("--hosted", "target__hosted"), {"is_flag": True, "default": None, "help": "not our server"}),
+    (("--extra-body",), {"metavar": "JSON", "help": "merged into every request body"}),
+    (("--out",), {"type": click.Path(path_type=Path), "help": "new directory (runs/...)"}),
+    (("--json", "as_json"), {"is_flag": True, "help": "print report.json instead of the text"}),
+    (("--quiet",), {"is_flag": True, "help": "no live line, no report on the terminal"}),
+)
+
+
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for names, options in reversed(MORE):
+        command = click.option(*names, **options)(command)
     for name, key, kind, text in reversed(FLAGS):
         command = click.option(name, key.replace(".", "__"), type=kind, default=None, help=text)(
             command
@@ -68,18 +97,6 @@ def cli() -> None:
 
 @cli.command()
 @_flags
-@click.option("--config", type=click.Path(path_type=Path), help="YAML file of the run")
-@click.option("--arrival", help="poisson, constant, gamma[:SHAPE] or trace:FILE")
-@click.option("--workers", help="auto or a number: worker processes, one core each")
-@click.option("--cores", help="cores of the workers, such as 2,3 or 4-7")
-@click.option("--header", multiple=True, metavar="'NAME: VALUE'", help="added to every request")
-@click.option("--header-env", multiple=True, metavar="'NAME=VARIABLE'", help="value from there")
-@click.option("--insecure", "target__tls__insecure", is_flag=True, default=None, help="any cert")
-@click.option("--hosted", "target__hosted", is_flag=True, default=None, help="not our server")
-@click.option("--extra-body", metavar="JSON", help="merged into every request body")
-@click.option("--out", type=click.Path(path_type=Path), help="new run directory (runs/...)")
-@click.option("--json", "as_json", is_flag=True, help="print report.json instead of the text")
-@click.option("--quiet", is_flag=True, help="no live line, no report on the terminal")
 def run(config: Path | None, out: Path | None, as_json: bool, quiet: bool, **flags: Any) -> int:
     """Run one experiment: load, a real kill, records, verdict."""
     from percentes_fast import config as configuration
@@ -90,6 +107,49 @@ def run(config: Path | None, out: Path | None, as_json: bool, quiet: bool, **fla
     measure = _measuring().measure
     directory = measure(loaded, out or parsing.new_directory(), label, _watcher(loaded, quiet))
     return _judge(directory.path, quiet=quiet, as_json=as_json)
+
+
+@cli.command()
+@_flags
+@click.option("--runs", "campaign__runs", type=int, default=None, help="how many runs (5)")
+@click.option("--dry-kill", is_flag=True, help="do the fault once, without load, unmeasured")
+def campaign(
+    config: Path | None, out: Path | None, as_json: bool, quiet: bool, dry_kill: bool, **flags: Any
+) -> int:
+    """Repeat one experiment; the same command goes on after an interruption."""
+    from percentes_fast import config as configuration
+    from percentes_fast import flags as parsing
+
+    loaded = configuration.load(config, parsing.overrides(flags))
+    path = out or parsing.new_directory()
+    if dry_kill:
+        return _dry_kill(loaded, path)
+    _campaigning().Campaign(
+        loaded, path, _label(loaded.config.target.usage), _watcher(loaded, quiet)
+    ).go_on(_judge_run)
+    return _judge(path, quiet=quiet, as_json=as_json)
+
+
+def _dry_kill(loaded: Any, path: Path) -> int:
+    facts = _campaigning().dry_kill(loaded, path, partial(click.echo, err=True))
+    click.echo(f"dry kill landed; it served again within {facts['served_again_s'] + 0.5:.1f} s")
+    return EXIT_VALID
+
+
+def _campaigning() -> Any:
+    _measuring()
+    from percentes_fast import campaign as campaigning
+
+    return campaigning
+
+
+def _judge_run(path: Path) -> bool:
+    """Writes the reports of a campaign's run and says how it went; was it interrupted?"""
+    from percentes_fast.report import files
+
+    summary, printed = files.write(path, as_json=False)
+    click.echo(f"{path.name}: {printed.splitlines()[0]}", err=True)
+    return bool(getattr(summary, "partial", False))
 
 
 def _measuring() -> Any:
@@ -127,7 +187,7 @@ def _judge(path: Path, *, quiet: bool, as_json: bool) -> int:
     if not quiet:
         click.echo(printed, nl=False)
         click.echo(f"report: {path / 'report.html'}", err=True)
-    if summary.partial:
+    if getattr(summary, "partial", False):
         return EXIT_INTERRUPTED
     return EXIT_VALID if summary.valid else EXIT_INVALID
 
@@ -137,15 +197,18 @@ def _judge(path: Path, *, quiet: bool, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="print report.json instead of the text")
 @click.option("--quiet", is_flag=True, help="print nothing")
 def analyze(directory: Path, as_json: bool, quiet: bool) -> int:
-    """Judge a stored run again and write its reports."""
+    """Judge a stored run, or campaign, again and write its reports."""
     return _judge(directory, quiet=quiet, as_json=as_json)
 
 
 @cli.command()
 @DIRECTORY
-@click.option("--format", "shape", type=click.Choice(["text", "json", "html"]), default="text")
+@click.option("--format", "shape", type=click.Choice(SHAPES), default="text")
 def report(directory: Path, shape: str) -> int:
-    """Print the report of a stored run; writes nothing."""
+    """Print the report of a stored run, or campaign; writes nothing.
+
+    percentes: a kill of a container in the schema of the published campaign.
+    """
     from percentes_fast.report import files
 
     click.echo(files.render(directory, shape), nl=False)

@@ -14,13 +14,15 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from percentes_fast.claims import Headline, Prediction, check_unique
 from percentes_fast.errors import ConfigError
-from percentes_fast.target import Section, Target, Tls, looks_secret, speaks_tls
+from percentes_fast.site import Container, Fault, Log, Metrics, Ssh, check_site
+from percentes_fast.target import Section, Target, Tls, looks_secret, speaks_tls, split_url
 
 REDACTED = "<redacted>"
 MAX_ROWS = 20_000_000  # a schedule beyond it needs more memory than a load client should take
@@ -51,13 +53,6 @@ class Phases(Section):
     duration_s: Positive | None = None  # of the whole load; then recovery is what it leaves
 
 
-class Fault(Section):
-    """What is done to the server at `phases.kill_at_s`."""
-
-    kind: Literal["kill", "kill_group", "none"] = "kill"
-    pid: int | None = Field(default=None, ge=2)
-
-
 class Serve(Section):
     """A server command that this run starts, kills and restarts."""
 
@@ -77,10 +72,21 @@ class Mock(Section):
 
 
 class Probe(Section):
-    """One-token requests straight at each replica; every_s 0 switches them off."""
+    """One-token requests straight at each replica; every_s 0 switches them off.
+
+    direct: URLs of the replicas, that of the victim first; none: the target is the only one.
+    """
 
     every_s: Seconds = 0.5
     timeout_s: Positive = 5.0
+    direct: tuple[str, ...] = ()
+
+    @field_validator("direct")
+    @classmethod
+    def _check_direct(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(map(split_url, urls))) < len(urls):
+            raise ValueError("direct (--probe-direct): a replica is given twice; keep one")
+        return urls
 
 
 class Health(Section):
@@ -137,6 +143,14 @@ class Engine(Section):
         return workers
 
 
+class Campaign(Section):
+    """N runs of one configuration; run k uses seed + k."""
+
+    runs: int = Field(default=5, ge=1, le=1000)
+    name: str = "process-kill"
+    caveat: str = ""  # what the figures do not show, printed with them
+
+
 class Config(Section):
     """Everything a run is a function of, but for the clock and the server."""
 
@@ -153,6 +167,13 @@ class Config(Section):
     slo: Slo = Slo()
     detector: Detector = Detector()
     engine: Engine = Engine()
+    ssh: Ssh = Ssh()
+    container: Container = Container()
+    metrics: Metrics = Metrics()
+    log: Log = Log()
+    campaign: Campaign = Campaign()
+    predictions: tuple[Prediction, ...] = ()
+    headline: Headline | None = None
 
     @property
     def embedded(self) -> bool:
@@ -180,7 +201,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_whole(self) -> Config:
         _check_target(self)
-        _check_fault(self)
+        check_site(self.target, self.ssh, self.container, self.log, self.fault, self.serve.command)
+        check_unique(self.predictions)
         _check_phases(self)
         _check_load(self)
         return self
@@ -190,6 +212,24 @@ class Config(Section):
         data = self.model_dump(mode="json")
         data["target"]["headers"] = dict.fromkeys(data["target"]["headers"], REDACTED)
         return data
+
+
+def targets(config: Config) -> tuple[tuple[str, str | None], ...]:
+    """(name, URL) of everything that rows go to: the server, the canary, then the replicas that
+    are probed at another address than the server's.
+    """
+    found: list[tuple[str, str | None]] = [("server", config.target.url), ("canary", None)]
+    for number, url in enumerate(config.probe.direct, 1):
+        if split_url(url)[:2] != split_url(str(config.target.url))[:2]:
+            found.append((f"replica-{number}", url))
+    return tuple(found)
+
+
+def replicas(config: Config) -> tuple[tuple[str, str | None], ...]:
+    """(target name, URL) of the replicas, that of the victim first."""
+    named = {url: name for name, url in targets(config)}
+    direct = [(named.get(url, "server"), url) for url in config.probe.direct]
+    return tuple(direct) or (("server", config.target.url),)
 
 
 def engine_for(kind: str, url: str | None) -> Literal["native", "asyncio"]:
@@ -207,6 +247,8 @@ def _check_target(config: Config) -> None:
         raise ValueError(
             "target.tls (--ca, --cert, --key, --insecure): only for an https:// target"
         )
+    if config.probe.direct and target.url is None:
+        raise ValueError("probe.direct (--probe-direct): of which service? give --target")
     if target.hosted and target.url is None:
         raise ValueError("target.hosted (--hosted): say which server, with --target")
     names = [*target.headers, *target.header_env]
@@ -215,27 +257,6 @@ def _check_target(config: Config) -> None:
     if target.api_key_env is not None and "authorization" in [name.lower() for name in names]:
         raise ValueError(
             "target.api_key_env (--api-key-env): Authorization is given as a header too; keep one"
-        )
-
-
-def _check_fault(config: Config) -> None:
-    serve, pid, url = config.serve.command, config.fault.pid, config.target.url
-    if serve is not None and not serve.strip():
-        raise ValueError("serve.command (--serve): is empty; give the server's command line")
-    if serve is not None and url is None:
-        raise ValueError("target.url (--target): is missing; say where --serve's server listens")
-    if pid is not None and serve is not None:
-        raise ValueError("fault.pid (--pid): the server of --serve is found by itself; drop --pid")
-    if pid is not None and url is None:
-        raise ValueError(
-            "target.url (--target): is missing; say where the process of --pid listens"
-        )
-    if pid is not None and config.fault.kind == "none":
-        raise ValueError("fault.pid (--pid): a process to kill, but --fault none; drop one of them")
-    if url is not None and config.fault.kind != "none" and serve is None and pid is None:
-        raise ValueError(
-            f"fault.kind (--fault {config.fault.kind}): nothing to kill; give --serve or --pid,"
-            " or --fault none to load only"
         )
 
 
@@ -417,7 +438,8 @@ def _one_line(exc: ValidationError) -> str:
 def _suggestion(loc: Sequence[int | str]) -> str:
     model: Any = Config
     for part in loc[:-1]:
-        model = model.model_fields[part].annotation
+        is_place = isinstance(part, int)  # in a tuple of sections
+        model = get_args(model)[0] if is_place else model.model_fields[part].annotation
     close = difflib.get_close_matches(str(loc[-1]), list(model.model_fields), n=1)
     known = ", ".join(model.model_fields)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {known}"

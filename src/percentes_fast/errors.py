@@ -43,6 +43,12 @@ class DataError(PercentesError):
     """A run directory or a published file is incomplete, damaged or of another version."""
 
 
+class InterruptedRunError(PercentesError):
+    """The user ended it; what was measured is kept."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 class NativeMissingError(ClientError):
     """The compiled core is absent: measuring needs it, analysis does not."""
 

@@ -96,6 +96,14 @@ def _extra_body(text: str) -> dict[str, Any]:
     return {"target.extra_body": body}
 
 
+def _metrics(urls: tuple[str, ...]) -> dict[str, Any]:
+    return {"metrics.urls": list(urls)}
+
+
+def _probe_direct(urls: tuple[str, ...]) -> dict[str, Any]:
+    return {"probe.direct": list(urls)}
+
+
 COMPOUND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "arrival": _arrival,
     "workers": _workers,
@@ -103,6 +111,8 @@ COMPOUND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "header": _header,
     "header_env": _header_env,
     "extra_body": _extra_body,
+    "metrics": _metrics,
+    "probe_direct": _probe_direct,
 }
 
 

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import percentes_fast
 from percentes_fast import _native, launch, rundir
-from percentes_fast.config import Config, LoadedConfig, seconds_ns
+from percentes_fast.config import Config, LoadedConfig, replicas, seconds_ns, targets
 from percentes_fast.engine import cpu, pool, preflight
 from percentes_fast.engine import schedule as scheduling
 from percentes_fast.engine.canary import Canary
-from percentes_fast.errors import ClientError, FaultError
-from percentes_fast.faults.base import Armed, Fired
-from percentes_fast.faults.kinds import ARM
+from percentes_fast.errors import ClientError
+from percentes_fast.injection import Injection
+from percentes_fast.observation import Observation
 from percentes_fast.schema import KIND_NAMES, SCHEMA_VERSION
 from percentes_fast.servers.supervisor import Supervised
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 LEAD_S = 0.5  # between "all workers ready" and the epoch
 TICK_S = 0.1
-CHECK_BEFORE_FIRE_NS = 20_000_000
 SPARE_BYTES = 16 * 2**20
 
 
@@ -85,10 +84,10 @@ class _Run:
     addresses: list[pool.Address] = field(default_factory=list)
     server: Supervised | None = None
     canary: Canary | None = None
-    armed: Armed | None = None
+    injection: Injection | None = None
+    observation: Observation | None = None
     workers: pool.Pool | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
-    fault: dict[str, Any] = field(default_factory=dict)
     clocks: list[Any] = field(default_factory=list)
     interrupted: bool = False
 
@@ -161,12 +160,14 @@ def _prepare(run: _Run, available: Sequence[int]) -> None:
     run.addresses.append(launched.address)
     run.canary = Canary() if run.config.canary.every_s > 0 else None
     run.addresses.append(_canary_address(run))
+    run.addresses += _replica_addresses(run.config)
     run.watcher.say("preflight: one request")
     answer = preflight.ask(run.config, run.addresses, run.run_id, run.directory.path)
     preflight.expect(run.config, answer)
     _arm(run)
     run.manifest = _manifest(run, answer.facts())
     run.directory.write_bytes(rundir.CONFIG, run.loaded.text)
+    run.directory.keep_cold_start(run.config.log.cold_start)
     if "pyarrow" in sys.modules:
         _write_schedule(run)
     else:
@@ -188,23 +189,20 @@ def _canary_address(run: _Run) -> pool.Address:
     return pool.Address("127.0.0.1", port, f"127.0.0.1:{port}")
 
 
+def _replica_addresses(config: Config) -> list[pool.Address]:
+    """Where the direct probes go that do not go to the server's own address."""
+    return [launch.answering(launch.resolve(str(url))) for _, url in targets(config)[2:]]
+
+
 def _arm(run: _Run) -> None:
-    kind = run.config.fault.kind
-    if kind == "none":
+    config = run.config
+    if config.fault.kind == "none":
         return
-    pid = run.server.pid if run.server else run.config.fault.pid
-    assert pid is not None
-    run.armed = ARM[kind](pid)
-    run.fault = {
-        "kind": kind,
-        "signal": int(signal.SIGKILL),
-        "planned_ns": seconds_ns(run.config.phases.kill_at_s),
-        "armed": asdict(run.armed.identity),
-        "same_clock": True,
-        "fire": None,
-        "evidence": None,
-        "error": None,
-    }
+    name = replicas(config)[0][0]
+    address = run.addresses[[each for each, _ in targets(config)].index(name)]
+    run.watcher.say(f"arming: {config.fault.kind}")
+    pid = run.server.pid if run.server else None
+    run.injection = Injection(config, run.directory, pid, (address.ip, address.port))
 
 
 def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
@@ -231,8 +229,9 @@ def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
         "cores": {"workers": list(run.cores.workers), "rest": list(run.cores.rest)},
         "targets": [
             {"name": name, "address": address.ip, "port": address.port}
-            for name, address in zip(scheduling.TARGET_NAMES, run.addresses, strict=True)
+            for (name, _), address in zip(targets(run.config), run.addresses, strict=True)
         ],
+        "victim": replicas(run.config)[0][0],
         "templates": [asdict(template) for template in run.schedule.templates],
         "preflight": answer,
         "server": _server_kind(run.loaded.config),
@@ -284,7 +283,7 @@ def _write_schedule(run: _Run) -> None:
         "index": range(len(schedule)),
         "intended_ns": schedule.intended_ns,
         "kind": buffers.named(schedule.kind, KIND_NAMES),
-        "target": buffers.named(schedule.target, scheduling.TARGET_NAMES),
+        "target": buffers.named(schedule.target, [name for name, _ in targets(run.config)]),
         "template": schedule.template,
     }
     run.directory.write_table("schedule", rundir.table_of("schedule", columns))
@@ -304,22 +303,30 @@ def _load(run: _Run) -> None:
         "epoch_wall_ns": wall + epoch - (before + after) // 2,
         "slabs": [str(slab.path) for slab in run.workers.slabs],
     }
-    _write_fault(run)
+    firing, cancelled = _begin_fault(run, epoch)
     run.directory.write_json(rundir.MANIFEST, run.manifest)
     run.workers.begin(epoch)
-    cancelled = threading.Event()
-    firing = threading.Thread(target=_fire, args=(run, epoch, cancelled))
-    if run.armed is not None:
+    run.observation = Observation(run.config, run.directory, run.addresses, run.cores.rest, epoch)
+    if firing is not None:
         firing.start()
     try:
         _watch(run, clocks, epoch)
     finally:
         cancelled.set()
-        if run.armed is not None:
+        if firing is not None:
             firing.join()
         clocks.append(_native.clock_pair())
         clocks.close()
         run.clocks = clocks.lines  # the file may lack lines: a full disk
+
+
+def _begin_fault(run: _Run, epoch: int) -> tuple[threading.Thread | None, threading.Event]:
+    cancelled = threading.Event()
+    if run.injection is None:
+        return None, cancelled
+    run.injection.begin(epoch)
+    run.injection.write()
+    return threading.Thread(target=run.injection.fire, args=(cancelled,)), cancelled
 
 
 def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
@@ -344,56 +351,6 @@ def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
             run.watcher.close()
 
 
-def _fire(run: _Run, epoch: int, cancelled: threading.Event) -> None:
-    """The fault's thread: waits, checks the identity again, fires, looks for the evidence."""
-    armed = run.armed
-    assert armed is not None
-    _outrank_the_victim()
-    at = epoch + int(run.fault["planned_ns"])
-    wait_s = (at - CHECK_BEFORE_FIRE_NS - time.monotonic_ns()) / 1e9
-    if cancelled.wait(max(0.0, wait_s)):
-        run.fault["error"] = "the run was interrupted before the fault was due"
-        return
-    try:
-        armed.check()
-        fired = armed.fire(at)
-    except FaultError as exc:
-        run.fault["error"] = str(exc)
-        _write_fault(run)
-        return
-    run.fault["fire"] = _fired(fired, epoch)
-    _write_fault(run)
-    evidence = armed.evidence()
-    run.fault["evidence"] = {
-        "gone_ns": None if evidence.gone_ns is None else evidence.gone_ns - epoch,
-        "survivors": [asdict(identity) for identity in evidence.survivors],
-    }
-    _write_fault(run)
-
-
-def _outrank_the_victim() -> None:
-    """The victim wakes to die, on this core as likely as not: it must not run before the clock is
-    read again. Real-time for this thread where allowed (it spins for 0.5 ms, once), else nothing:
-    the two reads say how long it took.
-    """
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
-
-
-def _fired(fired: Fired, epoch: int) -> dict[str, int]:
-    return {
-        "before_ns": fired.before_ns - epoch,
-        "after_ns": fired.after_ns - epoch,
-        "errno": fired.errno,
-    }
-
-
-def _write_fault(run: _Run) -> None:
-    if run.fault:
-        with contextlib.suppress(ClientError):  # a full disk: the fact stays in memory
-            run.directory.write_json(rundir.FAULT, run.fault)
-
-
 def _release(run: _Run) -> None:
     """Ends everything this run started; the records stay."""
     if run.workers is not None and run.workers.running():
@@ -403,8 +360,13 @@ def _release(run: _Run) -> None:
         run.workers.restore_cores()
     if run.canary is not None:
         run.manifest["canary_server"] = run.canary.stop()
-    if run.armed is not None:
-        run.armed.undo()
+    if run.observation is not None:
+        run.manifest["metrics"] = run.observation.stop()
+    if run.injection is not None:
+        if run.manifest.get("state") == "running":
+            run.watcher.say("looking at the server's host")
+            run.injection.conclude()
+        run.injection.release()
     if run.server is not None:
         run.server.stop()
     if run.workers is not None and run.manifest.get("state") != "running":
@@ -424,7 +386,12 @@ def _store(run: _Run, label: buffers.Label) -> None:
         for worker in run.workers.workers
     ]
     run.manifest["interrupted"] = "by the user" if run.interrupted else None
-    if run.fault:
-        run.directory.write_json(rundir.FAULT, run.fault)
-    store.write_tables(run.directory, run.manifest, run.workers.slabs, run.clocks, label)
+    if run.injection is not None:
+        run.directory.write_json(rundir.FAULT, run.injection.facts)
+    beside = store.Beside(
+        clocks=run.clocks,
+        offsets=[asdict(sample) for sample in run.injection.samples()] if run.injection else [],
+        metrics=run.observation.lines() if run.observation else [],
+    )
+    store.write_tables(run.directory, run.manifest, run.workers.slabs, beside, label)
     run.workers.remove_slabs()

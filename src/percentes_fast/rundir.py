@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from percentes_fast import schema
-from percentes_fast.errors import ClientError, DataError
+from percentes_fast.errors import ClientError, ConfigError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 FAULT = "fault.json"
+CAMPAIGN = "campaign.json"
+COLD_START = "cold-start.log"
 SERVER_LOG = "server.log"
 STATES = ("preparing", "running", "complete", "partial")
 MANIFEST_KEYS = {
@@ -46,12 +48,21 @@ FAULT_KEYS = {
     "evidence": dict | None,
     "error": str | None,
 }
+CAMPAIGN_KEYS = {
+    "config_sha256": str,
+    "claims_sha256": str,
+    "overrides": list,
+    "config": dict,
+    "dropped": list,
+}
 TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
     "schedule": schema.SCHEDULE_FIELDS,
     "requests": schema.REQUEST_FIELDS,
     "token_times": schema.TOKEN_FIELDS,
     "clocks": schema.CLOCK_FIELDS,
     "client": schema.CLIENT_FIELDS,
+    "offsets": schema.OFFSET_FIELDS,
+    "metrics": schema.METRIC_FIELDS,
 }
 
 
@@ -134,6 +145,16 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
 
+    def keep_cold_start(self, given: str | None) -> None:
+        """Copies the log of a cold start, so that the directory alone says everything."""
+        if given is None:
+            return
+        try:
+            data = Path(given).expanduser().read_bytes()
+        except OSError as exc:
+            raise ConfigError(f"log.cold_start {given}: {exc.strerror}; name a log file") from exc
+        self.write_bytes(COLD_START, data)
+
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Writes indented JSON; NaN and infinity are refused."""
         text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
@@ -172,6 +193,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_campaign(path: Path) -> dict[str, Any]:
+    """campaign.json of a directory. Raises DataError where there is none of this version."""
+    found = _read_json(path, CAMPAIGN)
+    if found.get("schema_version") != schema.SCHEMA_VERSION:
+        raise DataError(f"{path / CAMPAIGN}: is of another version; use the one that wrote it")
+    _check_keys(path / CAMPAIGN, found, CAMPAIGN_KEYS)
+    return found
+
+
+def is_campaign(path: Path) -> bool:
+    """Is that the directory of a campaign, not of one run?"""
+    return (path / CAMPAIGN).exists()
+
+
+def run_path(campaign: Path, number: int) -> Path:
+    """Run directory of a campaign, from 1 on."""
+    return campaign / f"run-{number}"
+
+
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     try:
         data = json.loads((path / name).read_bytes())
@@ -194,6 +234,8 @@ class StoredRun:
     token_times: pd.DataFrame
     clocks: pd.DataFrame
     client: pd.DataFrame
+    offsets: pd.DataFrame
+    metrics: pd.DataFrame
     log: tuple[tuple[int, str, str], ...]
 
 
@@ -219,6 +261,8 @@ def open_run(path: Path) -> StoredRun:
         token_times=_frame(path, "token_times"),
         clocks=_frame(path, "clocks"),
         client=_frame(path, "client"),
+        offsets=_frame(path, "offsets"),
+        metrics=_frame(path, "metrics"),
         log=tuple(read_log(path / SERVER_LOG)),
     )
 
@@ -270,16 +314,17 @@ def _frame(path: Path, name: str) -> pd.DataFrame:
 
 
 def read_log(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(CLOCK_MONOTONIC ns, mark, text) of each line of a time-stamped server log.
+    """(ns, mark, text) of each line of a time-stamped server log.
 
-    mark: `o` output of the server, `s` an event of the supervisor.
+    mark: `o` output of the server, `s` an event of the supervisor; `d` output whose time stamp is
+    the wall clock of the server's host, by a container engine or a reader there.
     """
     if not path.exists():
         return
     for raw in path.read_bytes().split(b"\n"):
         stamp, _, rest = raw.partition(b" ")
         mark, _, text = rest.partition(b" ")
-        if stamp.isdigit() and mark in (b"o", b"s"):
+        if stamp.isdigit() and mark in (b"o", b"s", b"d"):
             yield int(stamp), mark.decode(), text.decode("utf-8", "replace")
 
 

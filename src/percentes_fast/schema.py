@@ -183,6 +183,25 @@ CLOCK_FIELDS = (
     ("realtime_wall_ns", "int64", False),
     ("after_ns", "int64", False),
 )
+OFFSET_FIELDS = (
+    ("phase", "text", False),
+    ("before_ns", "int64", False),
+    ("remote_wall_ns", "int64", True),
+    ("after_ns", "int64", False),
+    ("resolution_ns", "int64", True),
+    ("round_trip_ns", "int64", True),
+)
+METRIC_FIELDS = (
+    ("replica", "text", False),
+    ("asked_ns", "int64", False),
+    ("answered_ns", "int64", True),
+    ("quantity", "text", True),
+    ("metric", "text", True),
+    ("labels", "text", True),
+    ("le", "float64", True),
+    ("value", "float64", True),
+    ("error", "text", True),
+)
 CLIENT_FIELDS = (
     ("worker", "int16", False),
     ("end_ns", "int64", False),
@@ -199,6 +218,8 @@ def arrow_type(name: str) -> pa.DataType:
     """Arrow type of a field's type name; `text` is a dictionary of strings (few values)."""
     import pyarrow as pa
 
+    if name == "float64":
+        return pa.float64()
     if name == "text":
         return pa.dictionary(pa.int32(), pa.string())
     if name == "bool":

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from percentes_fast import rundir
+from percentes_fast import rundir, schema
 from percentes_fast.engine import buffers, slabs
 from percentes_fast.errors import DataError
+from percentes_fast.observe import scrape
 from percentes_fast.schema import CAUSE_NAMES
 
+JOURNALS = ("clocks", "offsets", "metrics")
 WORDS = (
     "heartbeat_ns",
     "tokens_lost",
@@ -46,24 +49,45 @@ def worker_facts(slab: slabs.Slab, exit_status: int | None) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was sampled beside the requests: raw clock pairs, clock samples, metrics lines."""
+
+    clocks: buffers.ClockPairs
+    offsets: Sequence[Mapping[str, Any]]
+    metrics: Sequence[Any]
+
+
 def write_tables(
     directory: rundir.RunDir,
     manifest: dict[str, Any],
     workers: Sequence[slabs.Slab],
-    pairs: buffers.ClockPairs,
+    beside: Beside,
     label: buffers.Label,
 ) -> None:
     """Writes every table and the finished manifest. Raises ClientError where there is no room."""
+    pairs = beside.clocks
     targets = [target["name"] for target in manifest["targets"]]
     directory.write_table("requests", buffers.requests_table(workers, targets, pairs, label))
     directory.write_table("token_times", buffers.tokens_table(workers, pairs))
     directory.write_table("client", buffers.client_table(workers))
     epoch = manifest["epoch_monotonic_ns"]
     directory.write_table("clocks", buffers.clocks_table(pairs, epoch))
+    directory.write_table("offsets", _offsets(beside.offsets, epoch))
+    directory.write_table("metrics", rundir.table_of("metrics", scrape.rows(beside.metrics)))
     manifest["state"] = "partial" if manifest["interrupted"] else "complete"
     manifest["slabs"] = []
     directory.write_json(rundir.MANIFEST, manifest)
-    directory.drop_journal("clocks")
+    for name in JOURNALS:
+        directory.drop_journal(name)
+
+
+def _offsets(samples: Sequence[Mapping[str, Any]], epoch_ns: int) -> Any:
+    """offsets.parquet: the client's readings moved to the run's clock."""
+    columns = {name: [sample[name] for sample in samples] for name, _, _ in schema.OFFSET_FIELDS}
+    for name in ("before_ns", "after_ns"):
+        columns[name] = [at - epoch_ns for at in columns[name]]
+    return rundir.table_of("offsets", columns)
 
 
 def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
@@ -81,9 +105,10 @@ def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
     manifest["workers"] = [worker_facts(slab, None) for slab in opened]
     whole = all(facts["ended"] and facts["stopped_ns"] is None for facts in manifest["workers"])
     manifest["interrupted"] = None if whole else "by the end of its parent process"
-    pairs = [tuple(pair) for pair in directory.read_journal("clocks")]
+    clocks, offsets, metrics = (directory.read_journal(name) for name in JOURNALS)
     names = list(manifest["slabs"])
-    write_tables(directory, manifest, opened, pairs, label)
+    beside = Beside([tuple(pair) for pair in clocks], offsets, metrics)
+    write_tables(directory, manifest, opened, beside, label)
     for name in names:
         Path(name).unlink(missing_ok=True)
     return directory

@@ -63,6 +63,7 @@ class Target(Section):
     usage: bool = True
     ignore_eos: bool = True
     replica_header: str | None = None
+    proxied: bool = False  # something that answers TCP by itself stands before the server
 
     @field_validator("url")
     @classmethod

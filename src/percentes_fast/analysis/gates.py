@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from percentes_fast.analysis.client import ClientFigures, Spread
+from percentes_fast.analysis.servermetrics import Waiting
 from percentes_fast.analysis.windows import WindowReport
 from percentes_fast.config import engine_for
 from percentes_fast.errors import REMEDIES
@@ -19,6 +20,8 @@ SKEW_P99_S, SKEW_MAX_S = 0.005, 0.050
 BUSY_LIMIT = 0.70
 STAMPS_AGREE_S = 0.001  # p99 of |kernel - user| send stamp: beyond it, it is not the send's
 BASELINE_GOODPUT = 0.99
+SHARE_SLACK = 0.1  # of an even share: 45-55 % of two replicas
+WAITING_LIMIT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,28 +139,117 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the gates look at beside the client: baseline requests by replica, the hosts'
+    fingerprints, the waiting queues, replicas without a metrics page, whether metrics were asked.
+    """
+
+    by_replica: Mapping[str, int]
+    fingerprints: Mapping[str, Any] | None
+    waiting: Mapping[str, Waiting]
+    without_page: frozenset[str]
+    metrics_asked: bool
+
+
+def g1(replicas: int, counts: Mapping[str, int], header: str | None) -> Gate:
+    """Each replica had its share of the baseline's requests, give or take a tenth of it.
+
+    counts: baseline requests by the replica that a response header named.
+    """
+    name = (
+        "per-replica share 45-55 %" if replicas <= 2 else f"per-replica share 1/{replicas} +- 10 %"
+    )
+    if replicas < 2:
+        why = "one target without replicas: there is no share to look at"
+        return _not_applicable("G1", name, why)
+    if header is None:
+        why = "which replica answered is not known; set target.replica_header"
+        return Gate("G1", name, True, False, False, why)
+    total = sum(counts.values())
+    if total == 0:
+        return Gate("G1", name, True, False, False, f"no answer of the baseline had {header}")
+    shares = {replica: number / total for replica, number in sorted(counts.items())}
+    shown = ", ".join(f"{replica} {part:.1%}" for replica, part in shares.items())
+    lo, hi = (1 - SHARE_SLACK) / replicas, (1 + SHARE_SLACK) / replicas
+    passed = len(shares) == replicas and all(lo <= part <= hi for part in shares.values())
+    return Gate("G1", name, True, True, passed, f"{shown} of {total}")
+
+
+def g5(fingerprints: Mapping[str, Any] | None, hosted: bool) -> Gate:
+    """GPU clocks, power and driver were the same before and after."""
+    name = "GPU clocks, power, driver equal"
+    if hosted:
+        return _not_applicable("G5", name, "a hosted target's GPUs are out of sight")
+    if not fingerprints:
+        return _not_applicable("G5", name, "without a fault no fingerprint is taken")
+    before, after = fingerprints["before"], fingerprints["after"]
+    if before["gpus"] is None:
+        return _not_applicable("G5", name, "the server's host has no nvidia-smi")
+    if after is None:
+        return Gate("G5", name, True, False, False, "the host was not looked at after the load")
+    changed = _changed(before["gpus"], after["gpus"] or [])
+    return Gate("G5", name, True, True, not changed, changed or f"{len(before['gpus'])} GPUs equal")
+
+
+def _changed(before: list[dict[str, str]], after: list[dict[str, str]]) -> str:
+    """The first difference between two readings of the GPUs, or nothing."""
+    if len(before) != len(after):
+        return f"{len(before)} GPUs before, {len(after)} after"
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        for key, value in one.items():
+            if other.get(key) != value:
+                return f"GPU {number} {key}: {value} before, {other.get(key)} after"
+    return ""
+
+
+def g7(seen: Observed, hosted: bool) -> Gate:
+    """The mean waiting queue of each replica over the baseline, where it has the gauge."""
+    name = f"mean waiting queue <= {WAITING_LIMIT}"
+    waiting, without = seen.waiting, seen.without_page
+    if hosted:
+        return _not_applicable("G7", name, "a hosted target shows no waiting queue")
+    if not waiting:
+        why = "server metrics were not asked for (metrics.urls)"
+        if not seen.metrics_asked:
+            return _not_applicable("G7", name, why)
+        return Gate("G7", name, True, False, False, "no scrape lies in the baseline")
+    shown, faults, known = [], [], False
+    for replica, (mean, scrapes, failed) in waiting.items():
+        if replica in without:
+            shown.append(f"{replica} has no metrics page")
+            continue
+        counted = f"{scrapes} scrapes, {failed} failed"
+        if mean is None and scrapes > failed:
+            shown.append(f"{replica} has no such gauge ({counted})")
+        elif mean is None:
+            faults.append(f"{replica} did not answer ({counted})")
+        else:
+            known = True
+            shown.append(f"{replica} {mean:.3f} ({counted})")
+            if mean > WAITING_LIMIT:
+                faults.append(f"{replica} {mean:.3f} > {WAITING_LIMIT}")
+    if not known and not faults:
+        return _not_applicable("G7", name, "; ".join(shown))
+    return Gate("G7", name, True, known, known and not faults, "; ".join(faults or shown))
+
+
 def gates(
-    client: ClientFigures, baseline: WindowReport | None, config: Mapping[str, Any]
+    client: ClientFigures,
+    baseline: WindowReport | None,
+    config: Mapping[str, Any],
+    seen: Observed,
 ) -> tuple[Gate, ...]:
     """All gates of a run."""
-    one = "one target without replicas: there is no share to look at"
     black = "only for black-hole faults, whose clients see no end"
-    hosted = bool(config["target"].get("hosted"))
-    metrics = "server metrics are not read by this version, so the waiting queue is not known"
-    if hosted:
-        metrics = "a hosted target shows no waiting queue"
+    target, direct = config["target"], config["probe"].get("direct") or ()
+    hosted = bool(target.get("hosted"))
     return (
-        _not_applicable("G1", "per-replica share 45-55 %", one),
+        g1(len(direct), seen.by_replica, target.get("replica_header")),
         g2(client, stamps=_has_stamps(config)),
         _not_applicable("G3", "no terminal signal on victim streams", black),
         _not_applicable("G4", "traffic to the dead endpoint for >= 20 s", black),
-        _not_applicable(
-            "G5",
-            "GPU clocks, power, driver equal",
-            "a hosted target's GPUs are out of sight"
-            if hosted
-            else "no GPU fingerprint is taken here",
-        ),
+        g5(seen.fingerprints, hosted),
         g6(baseline),
-        _not_applicable("G7", "mean waiting queue <= 1.0", metrics),
+        g7(seen, hosted),
     )

@@ -15,6 +15,7 @@ import pandas as pd
 from percentes_fast.analysis.windows import Seconds
 
 FAILED = ("errored", "censored")
+SERVER = "server"  # the target's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,15 @@ def _attempts(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def served_again(frame: pd.DataFrame, kind: str, name: str, fire_ns: int) -> Moment:
+def served_again(
+    frame: pd.DataFrame, kind: str, name: str, fire_ns: int, target: str = SERVER
+) -> Moment:
     """First success of a kind of row (probe, health) after one of it failed.
 
     What was still open when the run was stopped neither failed nor succeeded.
     """
-    rows = _attempts(frame[(frame["kind"] == kind) & (frame["cause"] != "stopped")])
+    asked = frame[(frame["kind"] == kind) & (frame["target"] == target)]
+    rows = _attempts(asked[asked["cause"] != "stopped"])
     if len(rows) == 0:
         return _absent(name, f"no {kind} row ended")
     failed = rows[rows["outcome"].isin(FAILED)]
@@ -89,9 +93,9 @@ def served_again(frame: pd.DataFrame, kind: str, name: str, fire_ns: int) -> Mom
     return _first_after_failure(name, failed, succeeded, fire_ns, what)
 
 
-def port_answers(frame: pd.DataFrame, fire_ns: int) -> Moment:
-    """First connection made after one failed, by any row that dials the server."""
-    rows = frame[(frame["target"] == "server") & frame["dispatch_ns"].notna()]
+def port_answers(frame: pd.DataFrame, fire_ns: int, target: str = SERVER) -> Moment:
+    """First connection made after one failed, by any row that dials the victim."""
+    rows = frame[(frame["target"] == target) & frame["dispatch_ns"].notna()]
     refused = _attempts(rows[rows["error_class"] == "connect"])
     dialed = rows[rows["connect_ns"].notna()]
     start = dialed["dispatch_ns"].to_numpy(np.int64)
@@ -103,7 +107,10 @@ def port_answers(frame: pd.DataFrame, fire_ns: int) -> Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From the fire to replica-ready, and the other moments; seconds after the fire."""
+    """From the fire to replica-ready, and the other moments; seconds after the fire.
+
+    traffic_restored: of the service in front, by its own probes; None where there is none.
+    """
 
     outage_s: Seconds | None
     interval_s: tuple[Seconds, Seconds | None] | None
@@ -113,16 +120,21 @@ class Outage:
     health_200: Moment
     first_served_token: Moment
     goodput_restored: Moment
+    traffic_restored: Moment | None
 
 
 def outage(
-    frame: pd.DataFrame, fire_ns: int, restored_ns: int | None, why_not: str | None
+    frame: pd.DataFrame,
+    fire_ns: int,
+    restored_ns: int | None,
+    why_not: str | None,
+    victim: str = SERVER,
 ) -> Outage:
-    """Outage and the four moments. frame: judged rows of all kinds.
+    """Outage and the four moments. frame: judged rows of all kinds; victim: its target's name.
 
     restored_ns: the detector's recovery on the run's clock, or why there is none.
     """
-    ready = served_again(frame, "probe", "first_served_token", fire_ns)
+    ready = served_again(frame, "probe", "first_served_token", fire_ns, victim)
     restored = (
         _absent("goodput_restored", why_not or "not recovered")
         if restored_ns is None
@@ -140,8 +152,11 @@ def outage(
         interval_s=ready.interval_s,
         resolution_s=ready.resolution_s,
         reason=ready.reason,
-        port_answers=port_answers(frame, fire_ns),
+        port_answers=port_answers(frame, fire_ns, victim),
         health_200=served_again(frame, "health", "health_200", fire_ns),
         first_served_token=ready,
         goodput_restored=restored,
+        traffic_restored=None
+        if victim == SERVER
+        else served_again(frame, "probe", "traffic_restored", fire_ns),
     )

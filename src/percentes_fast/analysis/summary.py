@@ -9,7 +9,7 @@ say valid or why not. The tree's types and its printing are in tree.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 
 from percentes_fast.analysis import client as clients
 from percentes_fast.analysis import gates as gating
-from percentes_fast.analysis import inflight, outage, recovery, windows
+from percentes_fast.analysis import (
+    inflight,
+    injected,
+    outage,
+    predictions,
+    recovery,
+    servermetrics,
+    stages,
+    windows,
+)
+from percentes_fast.analysis import kill as killing
 from percentes_fast.analysis.incidence import Incidence, completion_incidence
 from percentes_fast.analysis.outcomes import Counts, count, good, judged
 from percentes_fast.analysis.tree import (
@@ -31,6 +41,8 @@ from percentes_fast.analysis.tree import (
     RecoveryReport,
     SensitivityRow,
     Summary,
+    exact,
+    plain,
 )
 from percentes_fast.analysis.windows import SECOND, Seconds, Window
 from percentes_fast.errors import DataError
@@ -38,6 +50,7 @@ from percentes_fast.rundir import StoredRun, open_run
 from percentes_fast.schema import SCHEMA_VERSION
 
 INCIDENCE_POINTS = 60
+NO_PAGE = ("HTTP 404", "HTTP 405", "HTTP 501")
 CURVE_BESIDE = 0.05  # errored + censored share from which the curve stands beside any percentile
 
 
@@ -55,6 +68,7 @@ class _Facts:
     plan: windows.PhasePlan
     params: recovery.DetectorParams
     kill: inflight.Kill | None
+    host: killing.HostClock | None
     anchor_ns: int | None
 
 
@@ -74,7 +88,21 @@ def analyze(path: Path) -> Analysis:
     gone = _outage(facts, found, recovered_ns)
     ready_ns = gone.first_served_token.at_ns if gone else None
     cuts = windows.windows_of(facts.plan, facts.anchor_ns, recovered_ns, ready_ns)
-    return Analysis(_summary(facts, found, gone, cuts), _points(facts.load))
+    summary = _claimed(_summary(facts, found, gone, cuts), facts.config)
+    return Analysis(summary, _points(facts.load))
+
+
+def _claimed(summary: Summary, config: Mapping[str, Any]) -> Summary:
+    """With the verdicts on what was claimed before the run, and its headline."""
+    claims, template = config.get("predictions") or (), config.get("headline")
+    if not claims and template is None:
+        return summary
+    tree = plain(summary)
+    return replace(
+        summary,
+        predictions=exact(predictions.single(claims, tree)),
+        headline=None if template is None else predictions.headline(template, tree),
+    )
 
 
 def _ns(seconds: float) -> int:
@@ -85,7 +113,8 @@ def _facts(run: StoredRun) -> _Facts:
     config = run.manifest["config"]
     rows = judged(run.requests, usage=bool(config["target"]["usage"]))
     load = rows[rows["kind"] == "load"]
-    kill = _kill(run, rows)
+    host = killing.host_clock(run)
+    kill = killing.find(run, rows, host)
     if run.fault is None and config["fault"]["kind"] != "none":
         raise DataError("fault.json: is missing, but the configuration has a fault; it was lost")
     planned = int(run.fault["planned_ns"]) if run.fault else None
@@ -103,6 +132,7 @@ def _facts(run: StoredRun) -> _Facts:
         plan=_plan(run),
         params=_params(config),
         kill=kill,
+        host=host,
         anchor_ns=anchor,
     )
 
@@ -128,15 +158,6 @@ def _stopped(run: StoredRun) -> int | None:
     workers = run.manifest["workers"]
     stops = [w["stopped_ns"] for w in workers if w["stopped_ns"] is not None]
     return min(stops + [w["heartbeat_ns"] for w in workers if not w["ended"]], default=None)
-
-
-def _kill(run: StoredRun, rows: pd.DataFrame) -> inflight.Kill | None:
-    fire = run.fault["fire"] if run.fault else None
-    if fire is None or fire["errno"] != 0:
-        return None
-    dials = rows.loc[rows["target"] == "server", "connect_ns"].dropna()
-    trip = int(dials.min()) if len(dials) else None
-    return inflight.Kill(int(fire["before_ns"]), int(fire["after_ns"]), trip)
 
 
 # ---------------------------------------------------------------- recovery
@@ -225,7 +246,13 @@ def _outage(
 ) -> outage.Outage | None:
     if facts.kill is None or found is None:
         return None
-    return outage.outage(facts.rows, facts.kill.fire_ns, recovered_ns, found.pre_fault.reason)
+    return outage.outage(
+        facts.rows,
+        facts.kill.fire_ns,
+        recovered_ns,
+        found.pre_fault.reason,
+        facts.run.manifest["victim"],
+    )
 
 
 # ---------------------------------------------------------------- the tree
@@ -260,44 +287,14 @@ def _needs_curve(curve: Incidence) -> bool:
     return curve.n > 0 and (curve.errored + curve.censored) / curve.n > CURVE_BESIDE
 
 
-def _fault(facts: _Facts) -> KillReport | None:
-    fault = facts.run.fault
-    if fault is None:
-        return None
-    kill, evidence = facts.kill, fault["evidence"] or {}
-    gone, survivors = evidence.get("gone_ns"), evidence.get("survivors")
-    return KillReport(
-        kind=fault["kind"],
-        planned_s=Seconds.of(fault["planned_ns"]),
-        fire_s=Seconds.of(kill.fire_ns) if kill else None,
-        fire_lo_s=Seconds.of(kill.before_ns) if kill else None,
-        fire_hi_s=Seconds.of(kill.after_ns) if kill else None,
-        gone_after_s=Seconds.of(gone - kill.fire_ns) if kill and gone is not None else None,
-        survivors=None if survivors is None else len(survivors),
-        landed=kill is not None and gone is not None,
-        error=fault["error"],
-    )
-
-
 def _reasons(facts: _Facts, fault: KillReport | None, found: tuple[gating.Gate, ...]) -> list[str]:
     reasons = [f"{gate.id}: {gate.detail}" for gate in found if not gate.holds]
     if fault is not None and not fault.landed:
-        reasons.append(f"the fault did not land: {_why_not(facts, fault)}")
+        reasons.append(f"the fault did not land: {injected.why_not(facts.run, fault)}")
+    reasons += injected.container_faults(facts.run)
     if facts.run.manifest["interrupted"]:
         reasons.append(f"partial: the run was interrupted {facts.run.manifest['interrupted']}")
     return reasons
-
-
-def _why_not(facts: _Facts, fault: KillReport) -> str:
-    """Why a fault did not land."""
-    fire = facts.run.fault["fire"] if facts.run.fault else None
-    if fault.error is not None:
-        return fault.error
-    if fire is None:
-        return "it was not fired"
-    if fire["errno"] != 0:
-        return f"the kernel refused the signal (errno {fire['errno']})"
-    return "the process was not seen to go"
 
 
 def _outage_outcomes(facts: _Facts, gone: outage.Outage | None) -> dict[str, Any] | None:
@@ -337,10 +334,12 @@ def _summary(
     )
     by_name = {report.name: report for report in reports}
     own = clients.figures(manifest, facts.rows, facts.run.client, facts.run.clocks)
-    gate_list = gating.gates(own, by_name.get("baseline"), facts.config)
-    fault = _fault(facts)
+    gate_list = gating.gates(own, by_name.get("baseline"), facts.config, _observed(facts, cuts))
+    fault = injected.fault_report(facts.run, facts.kill)
+    clock = injected.clock_report(facts.run, facts.kill, facts.host)
     reasons = _reasons(facts, fault, gate_list)
     caught = inflight.tables(load, facts.kill) if facts.kill else ()
+    parts = _decomposition(facts, gone)
     compat = caught[0] if caught else None
     fault_e2e = by_name["fault"].e2e_s if "fault" in by_name else None
     return Summary(
@@ -353,7 +352,7 @@ def _summary(
         valid=not reasons,
         partial=manifest["state"] == "partial",
         invalid_reasons=tuple(reasons),
-        notes=gating.notes(facts.config),
+        notes=(*gating.notes(facts.config), *injected.notes(facts.run, clock)),
         counts=count(load),
         counts_by_kind={str(kind): count(rows) for kind, rows in facts.rows.groupby("kind")},
         outage_s=gone.outage_s if gone else None,
@@ -370,6 +369,10 @@ def _summary(
         fault_window_e2e_p95_ms=fault_e2e.p95 * 1000 if fault_e2e else None,
         equilibrium_note=found.degraded_plateau.reason if found else None,
         fault=fault,
+        clock=clock,
+        container=facts.run.fault.get("container") if facts.run.fault else None,
+        container_start_s=_span(parts, "container_start"),
+        decomposition=parts,
         recovery=found,
         gates=gate_list,
         client=own,
@@ -377,10 +380,58 @@ def _summary(
         modal_latencies=_modes(facts, by_window),
         incidence={n: _incidence(r, facts.plan.timeout_ns) for n, r in by_window.items()},
         receive_path=_receive_paths(facts, cuts),
+        server_metrics=servermetrics.report(facts.run.metrics, cuts),
+        fingerprints=facts.run.fault.get("fingerprints") if facts.run.fault else None,
+        predictions=(),
+        headline=None,
         goodput_by_second=windows.goodput_series(
             load, facts.plan.end_ns, facts.ttft_ns, facts.e2e_ns
         ),
     )
+
+
+def _decomposition(facts: _Facts, gone: outage.Outage | None) -> stages.Decomposition | None:
+    if facts.kill is None or gone is None:
+        return None
+    moments = stages.Moments(
+        fire_ns=facts.kill.fire_ns,
+        ready_ns=gone.first_served_token.at_ns,
+        traffic_ns=gone.traffic_restored.at_ns if gone.traffic_restored else None,
+        restored_ns=gone.goodput_restored.at_ns,
+    )
+    return stages.decompose(facts.run, moments, facts.host)
+
+
+def _span(parts: stages.Decomposition | None, name: str) -> Seconds | None:
+    found = [part.s for part in parts.segments if part.name == name] if parts else []
+    return found[0] if found else None
+
+
+def _observed(facts: _Facts, cuts: tuple[Window, ...]) -> gating.Observed:
+    """What the gates look at beside the client."""
+    baseline = next((cut for cut in cuts if cut.name == "baseline"), None)
+    waiting, counts = {}, {}
+    if baseline is not None:
+        waiting = servermetrics.baseline_waiting(facts.run.metrics, baseline)
+        rows = facts.load[baseline.rows(facts.load["intended_ns"].to_numpy(np.int64))]
+        counts = rows["replica"].dropna().value_counts().to_dict()
+    return gating.Observed(
+        by_replica={str(name): int(number) for name, number in counts.items() if number},
+        fingerprints=facts.run.fault.get("fingerprints") if facts.run.fault else None,
+        waiting=waiting,
+        without_page=_without_page(facts.run.metrics),
+        metrics_asked=facts.run.manifest.get("metrics") is not None,
+    )
+
+
+def _without_page(metrics: pd.DataFrame) -> frozenset[str]:
+    """Replicas that answered every scrape they answered with: there is no such page."""
+    found = set()
+    for name, rows in metrics.groupby("replica", observed=True):
+        told = rows[rows["answered_ns"].notna()]["error"]
+        if len(told) and told.isin(NO_PAGE).all():
+            found.add(str(name))
+    return frozenset(found)
 
 
 def _by_window(load: pd.DataFrame, cuts: tuple[Window, ...]) -> dict[str, pd.DataFrame]:

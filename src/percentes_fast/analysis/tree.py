@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from percentes_fast.analysis import gates as gating
 from percentes_fast.analysis import inflight
 from percentes_fast.analysis.outage import Outage
 from percentes_fast.analysis.outcomes import Counts
+from percentes_fast.analysis.predictions import BoundVerdict, Headline, Verdict
+from percentes_fast.analysis.servermetrics import ReplicaWindow
+from percentes_fast.analysis.stages import Decomposition
 from percentes_fast.analysis.windows import GoodputSeries, Mode, Seconds, WindowReport
 
 
@@ -88,6 +92,34 @@ class KillReport:
     survivors: int | None
     landed: bool
     error: str | None
+    by: str | None
+    stopped_s: Seconds | None
+    shm_left: tuple[str, ...] | None
+    port_closed: bool | None
+    gpu_memory_after: tuple[tuple[str, ...], ...] | None
+    after_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReport:
+    """How the host's clock was compared with the client's.
+
+    samples, dials: how many; round_trip_s: R, the smallest time of a fresh connection; offset_s:
+    bounds at the fire that all samples prove (of the host's wall clock minus the run's epoch on the
+    client's), None where they contradict each other; step: where, if they do.
+    """
+
+    host: str
+    reader: str | None
+    samples: int
+    dials: int
+    round_trip_s: Seconds | None
+    compat_offset_s: Seconds | None
+    compat_drift_s: Seconds | None
+    compat_bound_s: Seconds | None
+    offset_s: tuple[Seconds, Seconds] | None
+    lost: str | None
+    step: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +152,10 @@ class Summary:
     fault_window_e2e_p95_ms: float | None
     equilibrium_note: str | None
     fault: KillReport | None
+    clock: ClockReport | None
+    container: dict[str, Any] | None
+    container_start_s: Seconds | None
+    decomposition: Decomposition | None
     recovery: RecoveryReport | None
     gates: tuple[gating.Gate, ...]
     client: clients.ClientFigures
@@ -127,6 +163,10 @@ class Summary:
     modal_latencies: tuple[Mode, ...]
     incidence: dict[str, IncidenceReport]
     receive_path: dict[str, clients.ReceivePath]
+    server_metrics: tuple[ReplicaWindow, ...]
+    fingerprints: dict[str, Any] | None
+    predictions: tuple[Verdict, ...]
+    headline: Headline | None
     goodput_by_second: GoodputSeries
 
 
@@ -162,7 +202,20 @@ def plain(value: Any) -> Any:
     return value
 
 
-def to_json(summary: Summary) -> bytes:
+def exact(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """Verdicts whose values are printed as the report they were taken from printed them."""
+
+    def kept(bound: BoundVerdict) -> BoundVerdict:
+        values = (Seconds(v) if isinstance(v, float) else v for v in bound.values)
+        return dataclasses.replace(bound, values=tuple(values))
+
+    return tuple(
+        dataclasses.replace(verdict, bounds=tuple(map(kept, verdict.bounds)))
+        for verdict in verdicts
+    )
+
+
+def to_json(summary: object) -> bytes:
     """report.json. Raises ValueError for NaN or infinity: unknown is null here."""
     text = json.dumps(plain(summary), indent=1, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"

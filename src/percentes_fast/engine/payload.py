@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from percentes_fast.config import Config
+from percentes_fast.config import Config, targets
 from percentes_fast.engine.schedule import Schedule, Template
 from percentes_fast.errors import ConfigError
 from percentes_fast.schema import Kind
@@ -92,9 +92,13 @@ def _prefix(run_id: str, index: int) -> bytes:
     return f"{run_id}-{index:0{INDEX_DIGITS}d} ".encode()
 
 
-def _shape(config: Config, template: Template, host: str, run_id: str) -> _Shape:
+def _shape(
+    config: Config, template: Template, target: tuple[str, str | None], run_id: str
+) -> _Shape:
+    """target: Host header and URL of where it goes."""
+    host, url = target
+    prefix = split_url(url or "http://127.0.0.1")[2]
     if template.kind == Kind.HEALTH:
-        prefix = split_url(config.target.url or "http://127.0.0.1")[2]
         head = _head(config, "GET", prefix + config.health.path, host)
         return _Shape(head, b"\r\n\r\n", b"")
     if template.kind == Kind.CANARY:
@@ -105,8 +109,7 @@ def _shape(config: Config, template: Template, host: str, run_id: str) -> _Shape
         raise ConfigError("target.extra_body: replaces the prompt; leave messages and prompt out")
     opening, tail = marked.split(mark)
     length = len(opening) + len(_prefix(run_id, 0)) + len(tail)
-    path = split_url(config.target.url or "http://127.0.0.1")[2] + API_PATHS[config.target.api]
-    head = _head(config, "POST", path, host)
+    head = _head(config, "POST", prefix + API_PATHS[config.target.api], host)
     rest = f"\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     return _Shape(head, rest.encode() + opening, tail)
 
@@ -141,9 +144,9 @@ def render(
     hosts: the Host header of each target. Raises ConfigError where extra_body or headers clash
     with what the client sets itself.
     """
-    target_of_kind = {Kind.CANARY: 1}
+    urls = [url for _, url in targets(config)]
     shapes = [
-        _shape(config, template, hosts[target_of_kind.get(template.kind, 0)], run_id)
+        _shape(config, template, (hosts[template.target], urls[template.target]), run_id)
         for template in schedule.templates
     ]
     heads = bytearray()

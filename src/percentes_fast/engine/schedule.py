@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from percentes_fast.config import Config, seconds_ns
+from percentes_fast.config import Config, replicas, seconds_ns, targets
 from percentes_fast.errors import ConfigError
 from percentes_fast.schema import Kind
 
 SERVER, CANARY = 0, 1
-TARGET_NAMES = ("server", "canary")
+NEXT_REPLICA_S = 0.011
 FIRST_OF_KIND_S = {Kind.PROBE: 0.05, Kind.CANARY: 0.15, Kind.HEALTH: 0.30}
 PROBE_PROMPT_TOKENS = 1
 PROBE_MAX_TOKENS = 1
@@ -33,11 +33,12 @@ MAX_TOKENS = 1_000_000  # of one request, as in the configuration
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What one group of rows asks for; sizes in tokens (words `tok` in the prompt)."""
+    """What one group of rows asks for, and of which target; sizes in tokens (words `tok`)."""
 
     kind: Kind
     prompt_tokens: int = 0
     max_tokens: int = 0
+    target: int = SERVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +142,31 @@ def _gaps(config: Config, expected: float) -> NDArray[np.float64]:
     return np.concatenate(drawn) / config.load.rate
 
 
-def _every(every_s: float, kind: Kind, duration_ns: int) -> NDArray[np.int64]:
-    step, first = seconds_ns(every_s), seconds_ns(FIRST_OF_KIND_S[kind])
-    return np.arange(first, duration_ns, step, dtype=np.int64)
+def probed(config: Config) -> tuple[int, ...]:
+    """Targets of the probes: each replica, the victim's first, and the service in front if any."""
+    names = [name for name, _ in targets(config)]
+    found = [names.index(name) for name, _ in replicas(config)]
+    return tuple(dict.fromkeys([*found, SERVER]))
 
 
 def _beside(config: Config, duration_ns: int) -> Iterator[_Part]:
-    plans = (
-        (Kind.PROBE, config.probe.every_s, SERVER, PROBE_PROMPT_TOKENS, PROBE_MAX_TOKENS),
-        (Kind.CANARY, config.canary.every_s, CANARY, 1, config.canary.tokens),
-        (Kind.HEALTH, config.health.every_s, SERVER, 0, 0),
-    )
-    for kind, every_s, target, prompt, tokens in plans:
+    plans = [
+        (Template(Kind.PROBE, PROBE_PROMPT_TOKENS, PROBE_MAX_TOKENS, target), config.probe.every_s)
+        for target in probed(config)
+    ]
+    plans += [
+        (Template(Kind.CANARY, 1, config.canary.tokens, CANARY), config.canary.every_s),
+        (Template(Kind.HEALTH), config.health.every_s),
+    ]
+    for place, (template, every_s) in enumerate(plans):
         if every_s > 0:
-            times = _every(every_s, kind, duration_ns)
-            template = Template(kind, prompt, tokens)
-            yield _Part(kind, target, times, np.zeros(len(times), np.int32), (template,))
+            first_s = FIRST_OF_KIND_S[template.kind]
+            if template.kind == Kind.PROBE:
+                first_s += place * NEXT_REPLICA_S  # replicas are not asked at the same instant
+            step = seconds_ns(every_s)
+            times = np.arange(seconds_ns(first_s), duration_ns, step, dtype=np.int64)
+            shared = np.zeros(len(times), np.int32)
+            yield _Part(template.kind, template.target, times, shared, (template,))
 
 
 def _trace(config: Config, duration_ns: int) -> _Part:

@@ -9,6 +9,8 @@ contract wants them beside percentiles. PNG bytes, drawn without a display.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ COLOURS = {  # Okabe-Ito: told apart by colour-blind readers too
     "censored": "#E69F00",
     "client_fault": "#CC79A7",
 }
+STAGE_COLOURS = (  # Paul Tol's muted set, told apart by colour-blind readers too
+    *("#332288", "#88CCEE", "#44AA99", "#117733", "#999933"),
+    *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#777777"),
+)
 MARKS = {"completed": ".", "errored": "x", "censored": "^", "client_fault": "s"}
 SHADES = {"warmup": "#eeeeee", "guard": "#f7f1dd", "outage": "#fbe3dc", "cooldown": "#eeeeee"}
 
@@ -63,6 +69,46 @@ def incidence_png(summary: Summary) -> bytes | None:
     axes.set_ylabel("completed, of all scheduled")
     axes.grid(True, alpha=0.25)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9, frameon=False)
+    return _png(figure)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One restart: its name and its stages (name -> seconds) from first to last."""
+
+    name: str
+    stages: Mapping[str, float]
+
+
+def stages_png(bars: Sequence[Bar]) -> bytes | None:
+    """Stages as stacked horizontal bars, one a restart; None where none has stages.
+
+    A stage that spans others of another bar gets the colour of its last boundary.
+    """
+    shown = [bar for bar in bars if bar.stages]
+    if not shown:
+        return None
+    figure = Figure(figsize=(11, 1.5 + 0.5 * len(shown)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    ends = list(dict.fromkeys(name.partition("..")[2] for bar in shown for name in bar.stages))
+    labelled: set[str] = set()
+    for row, bar in enumerate(shown):
+        left = 0.0
+        for name, length in bar.stages.items():
+            end = name.partition("..")[2]
+            label = None if end in labelled else f"to {end.replace('_', ' ')}"
+            labelled.add(end)
+            colour = STAGE_COLOURS[ends.index(end) % len(STAGE_COLOURS)]
+            axes.barh(row, length, left=left, color=colour, label=label, edgecolor="white")
+            left += length
+        axes.text(left, row, f" {left:.1f} s", va="center", fontsize=9)
+    axes.set_yticks(range(len(shown)), [bar.name for bar in shown])
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel("seconds after the kill (a cold start: after its first line)")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
     return _png(figure)
 
 

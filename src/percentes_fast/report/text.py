@@ -7,37 +7,16 @@ Plan: a verdict, what the clients saw, the outage and its moments, windows, reco
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from percentes_fast.analysis.client import Spread
 from percentes_fast.analysis.tree import IncidenceReport, Summary
 from percentes_fast.analysis.windows import WindowReport
+from percentes_fast.report import restart
+from percentes_fast.report.words import UNKNOWN, classes, micros, percent, seconds
 
 WIDTH = 110
-UNKNOWN = "n/a"
-
-
-def seconds(value: float | None, digits: int = 3) -> str:
-    """Seconds with a fixed number of digits, n/a where unknown."""
-    return UNKNOWN if value is None else f"{value:.{digits}f} s"
-
-
-def micros(value: float | None) -> str:
-    """A short duration in us or ms."""
-    if value is None:
-        return UNKNOWN
-    return f"{value * 1e6:.1f} us" if value < 1e-3 else f"{value * 1e3:.2f} ms"
-
-
-def percent(value: float | None) -> str:
-    """A fraction in percent."""
-    return UNKNOWN if value is None else f"{value:.2%}"
-
-
-def classes(by_class: Mapping[str, int] | None) -> str:
-    """`connect 66, reset 2`, or none."""
-    return ", ".join(f"{name} {number}" for name, number in (by_class or {}).items()) or "none"
 
 
 def verdict(summary: Summary) -> str:
@@ -84,16 +63,24 @@ def render(summary: Summary) -> str:
     lines: list[str] = [verdict(summary)]
     lines += [f"  ! {reason}" for reason in summary.invalid_reasons]
     lines += [f"  * {note}" for note in summary.notes]
+    if summary.headline is not None:
+        lines += ["", summary.headline.text]
+        lines += [f"  n/a: {missing}" for missing in summary.headline.missing]
     for title, body in (
         ("What the clients saw", _clients(summary)),
         ("Outage", _outage(summary)),
+        ("Where the outage went", restart.stages(summary.decomposition)),
         ("In flight at the kill", _in_flight(summary)),
+        ("Predictions registered before the run", restart.predictions(summary.predictions)),
+        ("Clocks", restart.clocks(summary)),
+        ("Container", restart.container(summary)),
         (
             "Windows (latencies conditional on completion; counted from the scheduled send)",
             _windows(summary),
         ),
         ("Completion incidence (Aalen-Johansen, errors compete)", _incidence(summary)),
         ("Recovery", _recovery(summary)),
+        ("The server's own metrics", restart.metrics(summary)),
         ("Validity gates", _gates(summary)),
         ("The client itself", _client(summary)),
     ):
@@ -101,10 +88,11 @@ def render(summary: Summary) -> str:
         if rows:
             lines += ["", title, "-" * len(title), *rows]
     lines += ["", _origin(summary)]
-    return "\n".join(part for line in lines for part in _folded(line.rstrip())) + "\n"
+    return "\n".join(part for line in lines for part in folded(line.rstrip())) + "\n"
 
 
-def _folded(line: str) -> list[str]:
+def folded(line: str) -> list[str]:
+    """A line in pieces of the report's width."""
     if len(line) <= WIDTH:
         return [line]
     return textwrap.wrap(line, WIDTH, subsequent_indent="      ", break_on_hyphens=False)
@@ -147,12 +135,15 @@ def _outage(summary: Summary) -> Iterator[str]:
     if fault.fire_s is None:
         yield f"{fault.kind} planned at {seconds(fault.planned_s)}, not done"
     else:
-        landed = f"landed: the process was gone {micros(fault.gone_after_s)} later"
+        landed = "landed: the process was seen stopped"
+        if fault.gone_after_s is not None:
+            landed = f"landed: the process was gone {micros(fault.gone_after_s)} later"
         yield (
             f"{fault.kind} planned at {seconds(fault.planned_s)}, fired at"
             f" {seconds(fault.fire_s, 6)} (+- {micros(summary.fire_uncertainty_s)}),"
             f" {landed if fault.landed else 'did NOT land'}"
         )
+    yield from restart.evidence(fault)
     if gone is None:
         return
     for each in (
@@ -160,6 +151,7 @@ def _outage(summary: Summary) -> Iterator[str]:
         gone.health_200,
         gone.first_served_token,
         gone.goodput_restored,
+        *([gone.traffic_restored] if gone.traffic_restored else []),
     ):
         shown = moment(each.at_s, each.interval_s) + resolution(each.resolution_s)
         reason = f": {each.reason}" if each.reason else ""
@@ -175,6 +167,8 @@ def _in_flight(summary: Summary) -> Iterator[str]:
     )
     for table in summary.in_flight:
         sure = table.determinate
+        if not table.applicable:
+            continue
         yield (
             f"{table.rule:8} {table.total:6} {sure.scheduled:6} {sure.errored:8}"
             f" {sure.completed:9} {sure.censored:8} {table.indeterminate.scheduled:6}"

@@ -1,0 +1,237 @@
+"""N runs of one experiment: the published study from one command, resumed where it was interrupted.
+
+Never: measures or judges itself; does a run again that has ended; starts a run before the server
+answers again, or with another configuration than the campaign began with.
+Plan: campaign.json says what is repeated, run-1, run-2, ... are run directories of their own (run k
+uses seed + k); a run that was interrupted is put aside under another name and done again. The dry
+kill does one fault without load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import percentes_fast
+from percentes_fast import launch, run, rundir
+from percentes_fast.config import Config, LoadedConfig, replicas
+from percentes_fast.engine import pool, preflight
+from percentes_fast.engine.buffers import Label
+from percentes_fast.errors import (
+    ConfigError,
+    DataError,
+    FaultError,
+    InterruptedRunError,
+    TargetError,
+)
+from percentes_fast.injection import Injection
+from percentes_fast.schema import SCHEMA_VERSION
+
+POLL_S = 0.5
+DRY_LEAD_S = 3.0
+Judge = Callable[[Path], bool]  # writes a run's reports; was it interrupted?
+
+
+def settings(loaded: LoadedConfig) -> dict[str, Any]:
+    """What a campaign is a function of; two that differ are two campaigns."""
+    return {"config_sha256": loaded.sha256, "overrides": list(loaded.overrides)}
+
+
+def begin(loaded: LoadedConfig, out: Path) -> dict[str, Any]:
+    """Claims a directory for a new campaign, or opens the one that was interrupted there.
+
+    Raises ConfigError where another campaign lies there, ClientError where it cannot be written.
+    """
+    if rundir.is_campaign(out):
+        found = rundir.read_campaign(out)
+        if {key: found[key] for key in settings(loaded)} != settings(loaded):
+            raise ConfigError(
+                f"out {out}: holds a campaign of another configuration or other overrides; name a"
+                " new directory, or go on with the same command"
+            )
+        return found
+    directory = rundir.RunDir.create(out, 0)
+    registered = {
+        "schema_version": SCHEMA_VERSION,
+        "instrument_version": percentes_fast.__version__,
+        "instrument_commit": percentes_fast.commit(),
+        **settings(loaded),
+        "config": loaded.config.public(),
+        "claims_sha256": _claims_sha256(loaded.config),
+        "registered_wall_ns": time.time_ns(),
+        "dropped": [],
+    }
+    directory.write_bytes(rundir.CONFIG, loaded.text)
+    directory.keep_cold_start(loaded.config.log.cold_start)
+    directory.write_json(rundir.CAMPAIGN, registered)
+    return registered
+
+
+def _claims_sha256(config: Config) -> str:
+    """Of the predictions and the headline as they are applied, overrides laid over the file."""
+    data = config.model_dump(mode="json")
+    claims = {key: data[key] for key in ("predictions", "headline")}
+    return hashlib.sha256(json.dumps(claims, sort_keys=True).encode()).hexdigest()
+
+
+class Campaign:
+    """A campaign under way."""
+
+    def __init__(
+        self, loaded: LoadedConfig, out: Path, label: Label, watcher: run.Watcher | None
+    ) -> None:
+        """Begins or resumes. Raises ConfigError or ClientError."""
+        self.path = out
+        self._loaded, self._label = loaded, label
+        self._watcher = watcher or run.Silent()
+        self._facts = begin(loaded, out)
+
+    def go_on(self, judge: Judge) -> None:
+        """Does every run that has not ended; a run that could not start is dropped by name.
+
+        Raises InterruptedRunError after an interruption; the same command goes on from there.
+        """
+        for number in range(1, self._loaded.config.campaign.runs + 1):
+            if not self._has_ended(number):
+                self._run(number, judge)
+
+    def _has_ended(self, number: int) -> bool:
+        """A run that ended is kept; one that did not is put aside, and named."""
+        path = rundir.run_path(self.path, number)
+        dropped = [each["run"] for each in self._facts["dropped"] if each["directory"] is None]
+        if number in dropped:
+            return True
+        if not path.exists():
+            return False
+        state = _state(path)
+        if state == "complete":
+            return True
+        self._drop(number, f"was {state or 'not begun'}: interrupted, and done again", aside=True)
+        return False
+
+    def _drop(self, number: int, reason: str, *, aside: bool) -> None:
+        directory = None
+        path = rundir.run_path(self.path, number)
+        if aside and path.exists():
+            count = 1
+            while (moved := path.with_name(f"{path.name}-interrupted-{count}")).exists():
+                count += 1
+            path.rename(moved)
+            directory = moved.name
+        self._facts["dropped"].append({"run": number, "reason": reason, "directory": directory})
+        rundir.RunDir(self.path).write_json(rundir.CAMPAIGN, self._facts)
+
+    def _run(self, number: int, judge: Judge) -> None:
+        runs = self._loaded.config.campaign.runs
+        self._watcher.say(f"run {number} of {runs}")
+        loaded = self._of_run(number)
+        try:
+            if number > 1:
+                self._await_server(loaded.config)
+            made = run.measure(
+                loaded, rundir.run_path(self.path, number), self._label, self._watcher
+            )
+        except (TargetError, FaultError) as exc:
+            self._watcher.say(f"run {number} could not start: {exc}")
+            if number == 1:
+                raise
+            self._drop(number, f"could not start: {exc}", aside=False)
+            return
+        if judge(made.path):
+            raise InterruptedRunError(
+                f"run {number} was interrupted; the same command goes on with it"
+            )
+
+    def _of_run(self, number: int) -> LoadedConfig:
+        config = self._loaded.config
+        seeded = config.model_copy(update={"seed": config.seed + number})
+        return LoadedConfig(
+            seeded,
+            self._loaded.text,
+            self._loaded.sha256,
+            (*self._loaded.overrides, f"seed={seeded.seed}"),
+        )
+
+    def _await_server(self, config: Config) -> None:
+        """Until a server that something else restarts answers again."""
+        if config.embedded or config.serve.command is not None:
+            return
+        await_ready(config, self.path)
+
+
+def _state(path: Path) -> str | None:
+    try:
+        return str(rundir.read_manifest(path)["state"])
+    except DataError:
+        return None
+
+
+def await_ready(config: Config, directory: Path) -> float:
+    """Waits until the target serves a token; the seconds that took. Raises TargetError."""
+    began = time.monotonic()
+    limit_s = config.serve.ready_timeout_s
+    nowhere = pool.Address("127.0.0.1", 9, "127.0.0.1:9")
+    while time.monotonic() - began < limit_s:
+        address = launch.answering(launch.resolve(str(config.target.url)))
+        if launch.listens(address):
+            answer = preflight.ask(config, (address, nowhere), "ready", directory, short=True)
+            try:
+                preflight.expect(config, answer)
+            except TargetError:
+                pass
+            else:
+                return time.monotonic() - began
+        time.sleep(POLL_S)
+    raise TargetError(
+        f"target {config.target.url}: does not serve {limit_s:g} s after the last run; look at the"
+        " server, or raise serve.ready_timeout_s"
+    )
+
+
+def dry_kill(loaded: LoadedConfig, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Does the fault once without load, unmeasured: does everything work? Its fault.json.
+
+    Raises FaultError where it did not land, TargetError where the server did not come back.
+    """
+    config = loaded.config
+    if config.embedded or config.serve.command is not None or config.fault.kind == "none":
+        raise ConfigError(
+            "--dry-kill: tries the fault on a server that something else restarts; give --target"
+            " and --container or --pid"
+        )
+    directory = rundir.RunDir.create(out, 0)
+    directory.write_bytes(rundir.CONFIG, loaded.text)
+    address = launch.answering(launch.resolve(str(replicas(config)[0][1])))
+    now = config.model_copy(
+        update={"phases": config.phases.model_copy(update={"kill_at_s": DRY_LEAD_S})}
+    )
+    say("dry kill: arming")
+    injection = Injection(now, directory, None, (address.ip, address.port))
+    try:
+        injection.begin(time.monotonic_ns())
+        say("dry kill: firing")
+        injection.fire(threading.Event())
+        if injection.facts["error"] is None:
+            say("dry kill: waiting for the server")
+            time.sleep(POLL_S)
+            injection.facts["served_again_s"] = await_ready(config, out)
+        injection.conclude()
+    finally:
+        injection.release()
+        injection.write()
+    _check_landed(injection.facts)
+    return injection.facts
+
+
+def _check_landed(facts: dict[str, Any]) -> None:
+    for key in ("error", "after_error"):
+        if facts[key] is not None:
+            raise FaultError(f"dry kill: {facts[key]}")
+    evidence = facts["evidence"]
+    if evidence["gone_ns"] is None and not evidence["stopped"]:
+        raise FaultError("dry kill: the process was not seen to go; raise fault.gone_timeout_s")

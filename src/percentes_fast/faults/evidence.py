@@ -1,0 +1,94 @@
+"""What a host shows beside the victim: shared memory, the port, GPU memory, its fingerprint.
+
+Never: judges, or fails the run: what a host does not have is null with the reason.
+Plan: one shell command an inspection, its parts told apart by marks of our own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from percentes_fast.faults.host import Host, HostError
+
+MARK = "#percentes-fast "
+SMI = "command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi"
+LOOK = f"""
+echo '{MARK}shm'; ls -A /dev/shm 2>/dev/null
+echo '{MARK}tcp'; cat /proc/net/tcp /proc/net/tcp6 2>/dev/null
+echo '{MARK}gpu'; {SMI} --query-compute-apps=pid,used_memory --format=csv,noheader || echo absent
+"""
+GPU_FIELDS = (
+    "index",
+    "name",
+    "uuid",
+    "driver_version",
+    "clocks.max.graphics",
+    "clocks.max.memory",
+    "clocks.applications.graphics",
+    "clocks.applications.memory",
+    "power.limit",
+    "persistence_mode",
+)
+FINGERPRINT = f"""
+echo '{MARK}kernel'; uname -srm
+echo '{MARK}cpus'; grep -c ^processor /proc/cpuinfo
+echo '{MARK}gpu'; {SMI} --query-gpu={",".join(GPU_FIELDS)} --format=csv,noheader || echo absent
+"""
+LISTEN = "0A"
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            current = parts.setdefault(line.removeprefix(MARK).strip(), [])
+        elif line.strip():
+            current.append(line.strip())
+    return parts
+
+
+def listens(table: list[str], port: int) -> bool:
+    """Does a line of /proc/net/tcp or tcp6 show a socket that listens on the port?"""
+    for line in table:
+        fields = line.split()
+        if (
+            len(fields) > 3
+            and fields[3] == LISTEN
+            and int(fields[1].rpartition(":")[2], 16) == port
+        ):
+            return True
+    return False
+
+
+def look(host: Host, port: int) -> dict[str, Any]:
+    """/dev/shm, the port and GPU memory of a host now.
+
+    gpu_memory: [pid, what nvidia-smi prints] a process, null where there is no nvidia-smi.
+    """
+    try:
+        parts = _parts(host.run(LOOK, again=True).out)
+    except HostError as exc:
+        return {"port": port, "listens": None, "shm": None, "gpu_memory": None, "reason": str(exc)}
+    gpu = parts.get("gpu", ["absent"])
+    return {
+        "port": port,
+        "listens": listens(parts.get("tcp", []), port),
+        "shm": sorted(parts.get("shm", [])),
+        "gpu_memory": None
+        if gpu == ["absent"]
+        else [[part.strip() for part in line.split(",")] for line in gpu],
+    }
+
+
+def fingerprint(host: Host, command: str) -> dict[str, Any]:
+    """Kernel, CPUs, GPUs (null: no nvidia-smi) of a host, and the server's command line."""
+    parts = _parts(host.run(FINGERPRINT, again=True).out)
+    gpu = parts.get("gpu", ["absent"])
+    rows = [dict(zip(GPU_FIELDS, map(str.strip, line.split(",")), strict=False)) for line in gpu]
+    return {
+        "command": command,
+        "kernel": next(iter(parts.get("kernel", [])), None),
+        "cpus": next(iter(parts.get("cpus", [])), None),
+        "gpus": None if gpu == ["absent"] else rows,
+    }

@@ -1,0 +1,297 @@
+"""The fault of one run: its host, its victim, the order, what shows that it landed.
+
+Never: judges whether it landed, fires at what was not checked again, or raises once the load runs:
+what failed is a line in fault.json.
+Plan: `Injection(...)` reaches and arms everything before the epoch, `fire` is the body of a thread,
+`conclude` looks at the host again after the load. Times of this machine are stored on the run's
+clock, readings of the host as they are (`_remote_wall_ns`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from percentes_fast import rundir
+from percentes_fast.config import Config, seconds_ns
+from percentes_fast.errors import ClientError, FaultError, PercentesError
+from percentes_fast.faults import container as containers
+from percentes_fast.faults import evidence, kinds
+from percentes_fast.faults.base import Armed, Evidence, Fired
+from percentes_fast.faults.host import Host, SshHost, reach
+from percentes_fast.observe import logtail
+from percentes_fast.observe.offset import NEAR, Sample, Sampler
+
+CHECK_HERE_NS, CHECK_THERE_NS = 20_000_000, 2_000_000_000
+NEAR_AHEAD_NS = 50_000_000
+LOG_BEFORE_NS = 5_000_000_000  # the log is kept from so long before the kill on
+
+
+class Injection:
+    """One armed fault with its host, container and clock samples."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: rundir.RunDir,
+        server_pid: int | None,
+        place: tuple[str, int],
+    ) -> None:
+        """Reaches the host, identifies the victim, arms, samples the clock.
+
+        server_pid: of the supervised server; place: address of the victim's server. Raises
+        FaultError or ConfigError in one line; nothing is left running then.
+        """
+        self._config, self._directory, self._epoch = config, directory, 0
+        self._armed: Armed | None = None
+        self._sampler: Sampler | None = None
+        self._tail: logtail.Tail | None = None
+        self._journal: rundir.Journal | None = None
+        self._container: containers.Container | None = None
+        self._host: Host = reach(config.ssh)
+        self.facts: dict[str, Any] = {
+            "kind": config.fault.kind,
+            "signal": int(kinds.SIGNALS[config.fault.kind]),
+            "planned_ns": seconds_ns(config.phases.kill_at_s),
+            "host": self._host.name,
+            "same_clock": self._host.is_here,
+            "fire": None,
+            "evidence": None,
+            "container": None,
+            "clock": None,
+            "error": None,
+            "after_error": None,
+        }
+        try:
+            self._prepare(server_pid, place)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, server_pid: int | None, place: tuple[str, int]) -> None:
+        config = self._config
+        pid = self._find(server_pid)
+        if config.log.path is not None:
+            log = self._directory.path / rundir.SERVER_LOG
+            self._tail = logtail.Tail(self._host, config.log.path, log)
+        self._armed = kinds.ARM[config.fault.kind](kinds.Victim(self._host, pid), config.fault)
+        self.facts["armed"] = asdict(self._armed.identity)
+        self.facts["how"] = self._armed.how
+        self.facts["path"] = self._path(place)
+        self.facts["before"] = evidence.look(self._host, place[1])
+        self.facts["fingerprints"] = {"before": self._fingerprint(), "after": None}
+        if not self._host.is_here:
+            self._journal = self._directory.journal("offsets")
+            self._sampler = Sampler(self._host, place, self._keep)
+            self._sampler.burst("arm")
+            reader = self._sampler.reader
+            self.facts["clock"] = {
+                "reader": reader.name,
+                "resolution_ns": reader.resolution_ns,
+                "lost": None,
+            }
+
+    def _keep(self, sample: Sample) -> None:
+        if self._journal is not None:
+            self._journal.append(asdict(sample))
+
+    def _find(self, server_pid: int | None) -> int:
+        """The server's first process."""
+        config = self._config
+        if config.container.name is not None:
+            self._container = containers.Container(self._host, config.container)
+            state = self._container.victim()
+            self.facts["container"] = {
+                "engine_version": self._container.version,
+                "sudo": self._container.sudo,
+                "before": containers.facts(state),
+                "after": None,
+                "events": None,
+                "log_lines": None,
+            }
+            return state.pid
+        pid = server_pid if server_pid is not None else config.fault.pid
+        assert pid is not None  # the configuration is checked
+        return pid
+
+    def _path(self, place: tuple[str, int]) -> dict[str, Any]:
+        """Do order and answers share the network path, and does anything answer TCP in between?"""
+        proxied, why = self._config.target.proxied, "the configuration says so (target.proxied)"
+        found = self.facts["container"]
+        if found is not None and found["before"]["network_mode"] != "host":
+            proxied = True
+            why = f"the container's network is {found['before']['network_mode']!r}, not the host's"
+        jumps = isinstance(self._host, SshHost) and self._host.jumps
+        ssh_ip = self._host.address if isinstance(self._host, SshHost) else None
+        return {
+            "server_ip": place[0],
+            "ssh_ip": ssh_ip,
+            "jump": jumps,
+            "same_path": ssh_ip == place[0] and not jumps,
+            "proxied": proxied,
+            "proxied_because": why if proxied else None,
+        }
+
+    def _fingerprint(self) -> dict[str, Any]:
+        assert self._armed is not None
+        return evidence.fingerprint(self._host, self._armed.identity.command)
+
+    # ------------------------------------------------------------ the load
+
+    def begin(self, epoch_ns: int) -> None:
+        """The epoch is known: samples go on once a second, half a second off the fire."""
+        self._epoch = epoch_ns
+        if self._sampler is not None:
+            self._sampler.start(epoch_ns + int(self.facts["planned_ns"]) + 500_000_000)
+
+    def fire(self, cancelled: threading.Event) -> None:
+        """The fault's thread: waits, checks the identity again, fires, looks for the evidence."""
+        armed = self._armed
+        assert armed is not None
+        if self._host.is_here:
+            _outrank_the_victim()
+        at = self._epoch + int(self.facts["planned_ns"])
+        ahead = CHECK_HERE_NS if self._host.is_here and not self._container else CHECK_THERE_NS
+        wait_s = (at - ahead - time.monotonic_ns()) / 1e9
+        if cancelled.wait(max(0.0, wait_s)):
+            self.facts["error"] = "the run was interrupted before the fault was due"
+            return
+        try:
+            self._check(armed)
+            self._sample_near(at)
+            fired = armed.fire(at)
+            self._sample_near(None)
+        except FaultError as exc:
+            self.facts["error"] = str(exc)
+            self.write()
+            return
+        self.facts["fire"] = self._fired(fired)
+        self.write()
+        try:
+            self.facts["evidence"] = self._evidence(armed.evidence())
+        except FaultError as exc:
+            self.facts["after_error"] = str(exc)
+        self.write()
+
+    def _sample_near(self, at_ns: int | None) -> None:
+        """Samples of the clock right before `at_ns`, or now: the nearer, the less they widen."""
+        if self._sampler is None:
+            return
+        trip_ns = min(s.after_ns - s.before_ns for s in self._sampler.samples)
+        if at_ns is not None:
+            ahead = NEAR_AHEAD_NS + 2 * NEAR * trip_ns
+            time.sleep(max(0.0, (at_ns - ahead - time.monotonic_ns()) / 1e9))
+        self._sampler.near()
+
+    def _check(self, armed: Armed) -> None:
+        if self._container is not None:
+            now, then = self._container.victim(), self.facts["container"]["before"]
+            if (now.id, now.pid) != (then["id"], then["pid"]):
+                raise FaultError(
+                    f"--container {self._config.container.name}: is not the one armed any more"
+                    f" (pid {then['pid']}, now {now.pid}); the fault was not fired"
+                )
+        armed.check()
+
+    def _fired(self, fired: Fired) -> dict[str, Any]:
+        return {
+            "before_ns": fired.before_ns - self._epoch,
+            "after_ns": fired.after_ns - self._epoch,
+            "errno": fired.errno,
+            "remote": None if fired.remote is None else asdict(fired.remote),
+        }
+
+    def _evidence(self, found: Evidence) -> dict[str, Any]:
+        def run_time(at: int | None) -> int | None:
+            return None if at is None else at - self._epoch
+
+        return {
+            "gone_ns": run_time(found.gone_ns),
+            "stopped": found.stopped,
+            "continued_ns": run_time(found.continued_ns),
+            "survivors": [asdict(identity) for identity in found.survivors],
+            **evidence.look(self._host, self.facts["before"]["port"]),
+        }
+
+    def write(self) -> None:
+        """fault.json as far as it is known; a full disk: the facts stay in memory."""
+        with contextlib.suppress(ClientError):
+            self._directory.write_json(rundir.FAULT, self.facts)
+
+    # ------------------------------------------------------------ afterwards
+
+    def conclude(self) -> None:
+        """After the load: the last samples, the container again, its log, the fingerprint again."""
+        for step in (self._last_samples, self._container_after, self._fingerprint_after):
+            try:
+                step()
+            except PercentesError as exc:
+                self.facts["after_error"] = self.facts["after_error"] or str(exc)
+
+    def _last_samples(self) -> None:
+        if self._sampler is not None:
+            self.facts["clock"]["lost"] = self._sampler.lost
+            self._sampler.stop()
+
+    def _fingerprint_after(self) -> None:
+        self.facts["fingerprints"]["after"] = self._fingerprint()
+
+    def _container_after(self) -> None:
+        if self._container is None:
+            return
+        found = self.facts["container"]
+        found["after"] = containers.facts(self._container.state())
+        fire = self.facts["fire"]
+        since, until = self._span(fire)
+        found["events"] = self._container.events(since, until)
+        lines = self._container.log(since)
+        found["log_lines"] = len(lines)
+        self._directory.write_bytes(rundir.SERVER_LOG, logtail.container_log(lines))
+
+    def _span(self, fire: dict[str, Any] | None) -> tuple[int, int]:
+        """From before the kill to now, on the host's wall clock, a second wide of what is known."""
+        now = time.time_ns()
+        if self._sampler is not None:
+            last = self._sampler.samples[-1]
+            readings = [s for s in self._sampler.samples if s.remote_wall_ns is not None]
+            last = readings[-1]
+            now = int(last.remote_wall_ns or 0) + time.monotonic_ns() - last.after_ns
+        at = int(self.facts["planned_ns"] if fire is None else fire["before_ns"])
+        since = now - (time.monotonic_ns() - self._epoch - at)
+        if fire is not None and fire["remote"] is not None:
+            since = int(fire["remote"]["before_remote_wall_ns"])
+        return since - LOG_BEFORE_NS, now
+
+    def samples(self) -> list[Sample]:
+        """Every clock sample and dial so far."""
+        return [] if self._sampler is None else list(self._sampler.samples)
+
+    def release(self) -> None:
+        """Undoes the fault and lets go of the host; safe to call at any time."""
+        closing: list[Callable[[], None]] = []
+        if self._armed is not None:
+            closing.append(self._armed.undo)
+        if self._tail is not None:
+            closing.append(self._tail.stop)
+        if self._sampler is not None:
+            closing.append(self._sampler.close)
+        if self._journal is not None:
+            closing.append(self._journal.close)
+        closing.append(self._host.close)
+        for close in closing:
+            with contextlib.suppress(PercentesError, OSError):
+                close()
+
+
+def _outrank_the_victim() -> None:
+    """The victim wakes to die, on this core as likely as not: it must not run before the clock is
+    read again. Real-time for this thread where allowed (it spins for 0.5 ms, once), else nothing:
+    the two reads say how long it took.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))

@@ -1,0 +1,89 @@
+"""What is read of the servers while the load runs: their metrics, by a process of its own.
+
+Never: raises once the load runs, or takes a core of the workers.
+Plan: the replicas' metrics URLs as one job of observe.scrape; its journal in the run directory is
+what metrics.parquet is made of, so that a killed parent loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from percentes_fast import launch, rundir
+from percentes_fast.config import Config, replicas, seconds_ns, targets
+from percentes_fast.engine.pool import Address
+from percentes_fast.observe.scrape import Scraper
+from percentes_fast.target import split_url
+
+METRICS_PATH = "/metrics"
+DRAIN_S = 5.0
+
+
+class Observation:
+    """The scrape of one run, begun at its epoch."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: rundir.RunDir,
+        addresses: Sequence[Address],
+        cores: Sequence[int],
+        epoch_ns: int,
+    ) -> None:
+        """addresses: of the run's targets, in their order."""
+        self._directory = directory
+        self._scraper: Scraper | None = None
+        asked = _asked(config, addresses)
+        if asked:
+            job = {
+                "epoch_monotonic_ns": epoch_ns,
+                "every_s": config.metrics.every_s,
+                "timeout_s": config.metrics.timeout_s,
+                "until_ns": seconds_ns(config.duration_s + config.load.timeout_s + DRAIN_S),
+                "journal": str(directory.path / "metrics.journal"),
+                "cores": list(cores) or None,
+                "replicas": asked,
+            }
+            self._scraper = Scraper.start(job)
+
+    def stop(self) -> dict[str, Any] | None:
+        """Ends the scrape; what it says of itself, None where nothing was asked."""
+        return None if self._scraper is None else self._scraper.stop()
+
+    def lines(self) -> list[Any]:
+        """The scrapes so far, as they were journalled."""
+        return self._directory.read_journal("metrics")
+
+
+def _asked(config: Config, addresses: Sequence[Address]) -> list[dict[str, Any]]:
+    """The replicas to ask, as the job names them."""
+    urls = config.metrics.urls
+    named = replicas(config)
+    if urls is None:
+        if config.target.hosted:
+            return []
+        order = [name for name, _ in targets(config)]
+        prefixes = [split_url(str(url))[2] + METRICS_PATH for _, url in named]
+        places = [addresses[order.index(name)] for name, _ in named]
+    else:
+        prefixes = [split_url(url)[2] or METRICS_PATH for url in urls]
+        places = [launch.answering(launch.resolve(url)) for url in urls]
+    return [
+        {
+            "name": _name(number, [name for name, _ in named]),
+            "ip": place.ip,
+            "port": place.port,
+            "host": place.host,
+            "path": path,
+            "headers": config.target.sent_headers(),
+            "tls_name": place.tls_name,
+            "insecure": config.target.tls.insecure,
+            "ca": config.target.tls.ca,
+        }
+        for number, (place, path) in enumerate(zip(places, prefixes, strict=True))
+    ]
+
+
+def _name(number: int, names: Sequence[str]) -> str:
+    return names[number] if number < len(names) else f"metrics-{number + 1}"

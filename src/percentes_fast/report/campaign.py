@@ -1,0 +1,127 @@
+"""A campaign's report as text: headline, verdicts, endpoints, every run's row, what was dropped.
+
+Never: computes a figure. Plan: one generator of lines a section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from percentes_fast.analysis.campaign import CampaignSummary, RunRow
+from percentes_fast.report import restart
+from percentes_fast.report.text import folded
+from percentes_fast.report.words import UNKNOWN, classes, micros, percent, seconds
+
+
+def verdict(summary: CampaignSummary) -> str:
+    """VALID or INVALID, with the outage in one line."""
+    state = "VALID" if summary.valid else "INVALID"
+    outage = summary.endpoints[0].headline
+    runs = f"{summary.valid_runs} of {summary.planned_runs} runs valid"
+    return f"{state}: {runs}; outage {outage or UNKNOWN} s" if outage else f"{state}: {runs}"
+
+
+def render(summary: CampaignSummary) -> str:
+    """The whole report as text, ending in a newline."""
+    lines = [verdict(summary), *(f"  ! {reason}" for reason in summary.reasons)]
+    if summary.caveat:
+        lines.append(f"  * {summary.caveat}")
+    if summary.headline is not None:
+        lines += ["", summary.headline.text]
+        lines += [f"  n/a: {missing}" for missing in summary.headline.missing]
+    for title, body in (
+        ("Endpoints over the valid runs", _endpoints(summary)),
+        ("Every run", _runs(summary)),
+        ("In flight at the kill", _in_flight(summary)),
+        ("Where the outages went (seconds, one column a run)", _stages(summary)),
+        ("Predictions registered before the runs", restart.predictions(summary.predictions)),
+        ("Dropped", _dropped(summary)),
+    ):
+        rows = list(body)
+        if rows:
+            lines += ["", title, "-" * len(title), *rows]
+    lines += ["", _origin(summary)]
+    return "\n".join(part for line in lines for part in folded(line.rstrip())) + "\n"
+
+
+def _origin(summary: CampaignSummary) -> str:
+    commit = summary.instrument_commit or "commit unknown"
+    return (
+        f"{summary.name}, percentes-fast {summary.instrument_version} ({commit}), config SHA-256"
+        f" {summary.config_sha256}, claims SHA-256 {summary.claims_sha256}"
+    )
+
+
+def _endpoints(summary: CampaignSummary) -> Iterator[str]:
+    for each in summary.endpoints:
+        if each.endpoint == "not_applicable":
+            continue
+        yield f"{each.name:27} {each.endpoint:11} {each.headline or UNKNOWN}"
+        for run, why in each.missing.items():
+            yield f"    without {run}: {why}"
+
+
+def _runs(summary: CampaignSummary) -> Iterator[str]:
+    yield (
+        f"{'run':>3} {'verdict':8} {'outage':>10} {'restart':>9} {'ttr':>5} {'deficit':>8}"
+        f" {'kill +-':>10} {'tight':>10} {'goodput':>8}  sent in the outage"
+    )
+    for row in summary.runs:
+        yield _run(row)
+
+
+def _run(row: RunRow) -> str:
+    ttr = UNKNOWN if row.ttr_pre_fault_s is None else str(row.ttr_pre_fault_s)
+    lost = row.integrated_goodput_deficit
+    deficit = UNKNOWN if lost is None else f"{lost:.1f}"
+    return (
+        f"{row.run:3} {'valid' if row.valid else 'INVALID':8} {seconds(row.outage_s):>10}"
+        f" {seconds(row.container_start_s):>9} {ttr:>5} {deficit:>8}"
+        f" {micros(row.fire_uncertainty_s):>10} {micros(row.tight_width_s):>10}"
+        f" {percent(row.baseline_goodput):>8}  {_sent(row)}"
+    )
+
+
+def _sent(row: RunRow) -> str:
+    found = row.outage_outcomes
+    if not found:
+        return UNKNOWN
+    return (
+        f"{found['total']}: {found['completed']} completed, {found['errored']} errored"
+        f" ({classes(found['errored_by_class'])}), {found['censored']} censored"
+    )
+
+
+def _in_flight(summary: CampaignSummary) -> Iterator[str]:
+    caught = summary.totals["in_flight"]
+    if not caught:
+        return
+    yield f"{'rule':8} {'caught':>7} {'sure':>6} {'unsure':>7} {'errored':>8}  (of the valid runs)"
+    for rule, counts in caught.items():
+        yield (
+            f"{rule:8} {counts['total']:7} {counts['determinate']:6} {counts['indeterminate']:7}"
+            f" {counts['errored']:8}"
+        )
+
+
+def _stages(summary: CampaignSummary) -> Iterator[str]:
+    rows = [row for row in summary.runs if row.stages]
+    if not rows:
+        return
+    yield f"{'stage':32} " + " ".join(f"{row.directory:>9}" for row in rows)
+    for name in dict.fromkeys(name for row in rows for name in row.stages):
+        shown = (row.stages.get(name) for row in rows)
+        yield f"{name:32} " + " ".join(
+            f"{UNKNOWN if value is None else f'{value:.3f}':>9}" for value in shown
+        )
+    sums = (sum(row.stages.values()) for row in rows)
+    yield f"{'sum':32} " + " ".join(f"{value:9.3f}" for value in sums)
+    if summary.cold_start:
+        cold = ", ".join(f"{name} {value:.3f}" for name, value in summary.cold_start)
+        yield f"a cold start: {cold}"
+
+
+def _dropped(summary: CampaignSummary) -> Iterator[str]:
+    for each in summary.dropped:
+        where = f" ({each.directory})" if each.directory else ""
+        yield f"run {each.run}{where}: {each.reason}"
