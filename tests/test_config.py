@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from percentes_fast import config as configuration
 from percentes_fast import target
-from percentes_fast.config import Config, ConfigError
+from percentes_fast.config import Config, ConfigError, load, replicas, targets
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SECRET = "s3cr3t"
 LOAD_ONLY = {"target.url": "http://h:1", "fault.kind": "none"}
@@ -325,3 +327,59 @@ def test_seconds_ns(seconds: float, ns: int) -> None:
 def test_no_duration(seconds: float) -> None:
     with pytest.raises(ConfigError, match="not a duration"):
         configuration.seconds_ns(seconds)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_configuration_that_ships_is_whole(path: Path) -> None:
+    assert load(path).config.load.rate > 0
+
+
+def test_an_unknown_key_inside_a_list_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("predictions: [{id: C1, text: x, bounds: [{quantity: a, belw: 2}]}]")
+    with pytest.raises(ConfigError, match=r"predictions.0.bounds.0.belw: .*did you mean 'below'"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"ssh.target": "u@h"}, "say where the host's server listens"),
+        ({"ssh.identity": "key"}, "for which host"),
+        ({"target.url": "http://h:1", "ssh.target": "u@h"}, "nothing to kill"),
+        (
+            {"target.url": "http://h:1", "ssh.target": "u@h", "serve.command": "x"},
+            "starts a server here",
+        ),
+        ({"container.name": "c"}, "say where the container's server is"),
+        ({"target.url": "http://h:1", "container.name": "c", "fault.pid": 7}, "drop --serve"),
+        ({"target.url": "http://h:1", "fault.kind": "kill_container", "fault.pid": 7}, "which one"),
+        ({"target.url": "http://h:1", "container.name": "-rm"}, "container.name"),
+        ({"target.url": "http://h:1", "container.name": "$(id)"}, "container.name"),
+        ({"target.url": "http://h:1", "container.name": "c", "log.path": "x"}, "log.path"),
+        ({"probe.direct": ["http://h:1"]}, "of which service"),
+        (
+            {
+                "target.url": "http://h:1",
+                "fault.kind": "none",
+                "probe.direct": ["http://h:1", "http://h:1/"],
+            },
+            "given twice",
+        ),
+        ({"metrics.urls": ["ftp://h"]}, "metrics.urls"),
+    ],
+)
+def test_a_site_that_cannot_be(overrides: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load(None, overrides)
+
+
+def test_targets_and_replicas_of_a_service() -> None:
+    direct = ["http://b:2", "http://a:1/"]
+    config = load(
+        None, {"target.url": "http://a:1", "fault.kind": "none", "probe.direct": direct}
+    ).config
+    assert [name for name, _ in targets(config)] == ["server", "canary", "replica-1"]
+    assert [name for name, _ in replicas(config)] == ["replica-1", "server"]
+    alone = load(None, {"target.url": "http://a:1", "fault.kind": "none"}).config
+    assert replicas(alone) == (("server", "http://a:1"),)

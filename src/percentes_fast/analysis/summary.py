@@ -93,16 +93,11 @@ def analyze(path: Path) -> Analysis:
 
 
 def _claimed(summary: Summary, config: Mapping[str, Any]) -> Summary:
-    """With the verdicts on what was claimed before the run, and its headline."""
-    claims, template = config.get("predictions") or (), config.get("headline")
-    if not claims and template is None:
+    """With the verdicts on what was claimed before the run; the headline is the campaign's."""
+    claims = config.get("predictions") or ()
+    if not claims:
         return summary
-    tree = plain(summary)
-    return replace(
-        summary,
-        predictions=exact(predictions.single(claims, tree)),
-        headline=None if template is None else predictions.headline(template, tree),
-    )
+    return replace(summary, predictions=exact(predictions.single(claims, plain(summary))))
 
 
 def _ns(seconds: float) -> int:
@@ -383,7 +378,6 @@ def _summary(
         server_metrics=servermetrics.report(facts.run.metrics, cuts),
         fingerprints=facts.run.fault.get("fingerprints") if facts.run.fault else None,
         predictions=(),
-        headline=None,
         goodput_by_second=windows.goodput_series(
             load, facts.plan.end_ns, facts.ttft_ns, facts.e2e_ns
         ),

@@ -20,7 +20,7 @@ from percentes_fast.analysis import gates as gating
 from percentes_fast.analysis import inflight
 from percentes_fast.analysis.outage import Outage
 from percentes_fast.analysis.outcomes import Counts
-from percentes_fast.analysis.predictions import BoundVerdict, Headline, Verdict
+from percentes_fast.analysis.predictions import BoundVerdict, Verdict
 from percentes_fast.analysis.servermetrics import ReplicaWindow
 from percentes_fast.analysis.stages import Decomposition
 from percentes_fast.analysis.windows import GoodputSeries, Mode, Seconds, WindowReport
@@ -166,7 +166,6 @@ class Summary:
     server_metrics: tuple[ReplicaWindow, ...]
     fingerprints: dict[str, Any] | None
     predictions: tuple[Verdict, ...]
-    headline: Headline | None
     goodput_by_second: GoodputSeries
 
 

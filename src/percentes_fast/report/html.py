@@ -46,7 +46,7 @@ def render(summary: Summary, points: Points) -> str:
         text.verdict(summary),
         _facts(summary),
         title=summary.run_id,
-        sentence=summary.headline.text if summary.headline else None,
+        sentence=None,
         reasons=summary.invalid_reasons,
         notes=summary.notes,
         figure=_embedded(timeline_png(summary, points)),

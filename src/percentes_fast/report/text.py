@@ -63,9 +63,6 @@ def render(summary: Summary) -> str:
     lines: list[str] = [verdict(summary)]
     lines += [f"  ! {reason}" for reason in summary.invalid_reasons]
     lines += [f"  * {note}" for note in summary.notes]
-    if summary.headline is not None:
-        lines += ["", summary.headline.text]
-        lines += [f"  n/a: {missing}" for missing in summary.headline.missing]
     for title, body in (
         ("What the clients saw", _clients(summary)),
         ("Outage", _outage(summary)),
