@@ -181,7 +181,9 @@ def test_what_a_run_lacks_is_missing_by_name(tmp_path: Path) -> None:
 
 def test_the_text_and_the_page(three: CampaignSummary) -> None:
     told = text.render(three)
-    assert told.splitlines()[0].startswith("VALID: 3 of 3 runs valid; outage median")
+    assert told.splitlines()[0].startswith(
+        f"VALID: 3 of 3 runs valid; {OUTAGE:.3f} s outage (median of 3"
+    )
     for part in ("Every run", "In flight at the kill", "Where the outages went", "claims SHA-256"):
         assert part in told
     assert all(len(line) <= 110 for line in told.splitlines())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from percentes_fast.analysis.campaign import CampaignSummary, RunRow
+from percentes_fast.analysis.campaign import CampaignSummary, Endpoint, RunRow
 from percentes_fast.report import restart
 from percentes_fast.report.text import folded
 from percentes_fast.report.words import UNKNOWN, classes, micros, percent, seconds
@@ -16,9 +16,24 @@ from percentes_fast.report.words import UNKNOWN, classes, micros, percent, secon
 def verdict(summary: CampaignSummary) -> str:
     """VALID or INVALID, with the outage in one line."""
     state = "VALID" if summary.valid else "INVALID"
-    outage = summary.endpoints[0].headline
     runs = f"{summary.valid_runs} of {summary.planned_runs} runs valid"
-    return f"{state}: {runs}; outage {outage or UNKNOWN} s" if outage else f"{state}: {runs}"
+    if not summary.endpoints[0].summary.n:
+        return f"{state}: {runs}; no outage in any"
+    return f"{state}: {runs}; {middle(summary.endpoints[0])} {spread(summary.endpoints[0])}"
+
+
+def middle(endpoint: Endpoint) -> str:
+    """The value that leads: the median where the scalar is heavy-tailed, else the mean."""
+    found = endpoint.summary.median if endpoint.heavy_tailed else endpoint.summary.mean
+    unit = " s" if endpoint.name.endswith("_s") else ""
+    return UNKNOWN if found is None else f"{found:.3f}{unit}"
+
+
+def spread(endpoint: Endpoint) -> str:
+    """What stands beside it: `outage (median of 5, 41.685 to 43.695)`."""
+    found, kind = endpoint.summary, "median" if endpoint.heavy_tailed else "mean"
+    name = endpoint.name.removesuffix("_s").replace("_", " ")
+    return f"{name} ({kind} of {found.n}, {found.min:.3f} to {found.max:.3f})"
 
 
 def render(summary: CampaignSummary) -> str:

@@ -65,7 +65,11 @@ def render_campaign(summary: CampaignSummary) -> str:
     return _page(
         "page.html.j2",
         campaign.verdict(summary),
-        [(each.name, each.headline) for each in summary.endpoints if each.summary.n],
+        [
+            (campaign.spread(each), campaign.middle(each))
+            for each in summary.endpoints
+            if each.summary.n
+        ],
         title=summary.name,
         sentence=summary.headline.text if summary.headline else None,
         reasons=summary.reasons,

@@ -17,6 +17,14 @@ from percentes_fast.report import restart
 from percentes_fast.report.words import UNKNOWN, classes, micros, percent, seconds
 
 WIDTH = 110
+DEEDS = {
+    "kill": "the kill",
+    "kill_group": "the kill of its process group",
+    "kill_child": "the kill of its child",
+    "term": "the SIGTERM",
+    "stop": "the stop",
+    "kill_container": "the kill of its container",
+}
 
 
 def verdict(summary: Summary) -> str:
@@ -24,9 +32,10 @@ def verdict(summary: Summary) -> str:
     state = "PARTIAL" if summary.partial else "VALID" if summary.valid else "INVALID"
     if summary.fault is None:
         return f"{state}: load only, no fault"
+    deed = DEEDS.get(summary.fault.kind, f"the {summary.fault.kind}")
     if summary.outage is not None and summary.outage_s is not None:
         return (
-            f"{state}: served again {summary.outage_s:.3f} s after the {summary.fault.kind}"
+            f"{state}: served again {summary.outage_s:.3f} s after {deed}"
             f"{resolution(summary.outage.resolution_s)}"
         )
     return f"{state}: {_no_outage(summary)}"
