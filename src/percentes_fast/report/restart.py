@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from percentes_fast.analysis.client import ReceivePath
 from percentes_fast.analysis.predictions import Verdict
 from percentes_fast.analysis.stages import Decomposition
 from percentes_fast.analysis.tree import KillReport, Summary
@@ -96,22 +97,58 @@ def stages(parts: Decomposition | None) -> Iterator[str]:
 
 
 def metrics(summary: Summary) -> Iterator[str]:
-    """The server's own metrics by window, beside the client's TTFT mean."""
+    """The server's own metrics by window."""
     if not summary.server_metrics:
         return
     yield (
         f"{'replica':10} {'window':16} {'scrapes':>8} {'failed':>6} {'waiting':>8} {'running':>8}"
-        f" {'cache':>6} {'its TTFT':>10} {'our TTFT':>10}"
+        f" {'cache':>6} {'TTFT mean':>10}"
     )
     for row in summary.server_metrics:
-        path = summary.receive_path.get(row.window)
-        ours = path.client_ttft_mean_ms if path else None
         yield (
             f"{row.replica:10} {row.window:16} {row.scrapes:8} {row.failed:6}"
             f" {_plain(row.waiting_mean):>8} {_plain(row.running_mean):>8}"
             f" {_share(row.cache_use_max):>6} {_milli(row.ttft_mean_s):>10}"
-            f" {_milli(None if ours is None else ours / 1000):>10}"
         )
+
+
+def receive_path(summary: Summary) -> Iterator[str]:
+    """What the client's own path adds, by window, beside the TTFT means of client and server."""
+    paths = {name: path for name, path in summary.receive_path.items() if path.canary}
+    if not paths:
+        return
+    yield (
+        f"{'':16} {'':>8} {'TTFT':>13}  {'gap':>18} {'event lag':>14} {'TTFT mean':>11}"
+        f" {'the server':>11}"
+    )
+    yield (
+        f"{'window':16} {'streams':>8} {'p50':>6} {'max':>6} {'p50':>6} {'p99':>6} {'max':>6}"
+        f" {'p99':>7} {'max':>6} {'of load':>11} {'says':>11}"
+    )
+    for name, path in paths.items():
+        yield _path(summary, name, path)
+
+
+def _path(summary: Summary, name: str, path: ReceivePath) -> str:
+    canary = path.canary
+    assert canary is not None
+    theirs = [row.ttft_mean_s for row in summary.server_metrics if row.window == name]
+    known = [value for value in theirs if value is not None]
+    ours = path.client_ttft_mean_ms
+    figures = (
+        (canary.ttft_dev_p50_us, 6),
+        (canary.ttft_dev_max_us, 6),
+        (canary.itl_dev_p50_us, 6),
+        (canary.itl_dev_p99_us, 6),
+        (canary.itl_dev_max_us, 6),
+        (canary.event_lag_p99_us, 7),
+        (canary.event_lag_max_us, 6),
+    )
+    shown = " ".join(f"{UNKNOWN if v is None else f'{v:.0f}':>{width}}" for v, width in figures)
+    return (
+        f"{name:16} {canary.streams:8} {shown} {_milli(None if ours is None else ours / 1e3):>11}"
+        f" {_milli(known[0] if len(known) == 1 else None):>11}"
+    )
 
 
 def _plain(value: float | None) -> str:

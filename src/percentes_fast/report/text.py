@@ -87,6 +87,10 @@ def render(summary: Summary) -> str:
         ("Completion incidence (Aalen-Johansen, errors compete)", _incidence(summary)),
         ("Recovery", _recovery(summary)),
         ("The server's own metrics", restart.metrics(summary)),
+        (
+            "Receive path: canary streams of known timing, deviation in us; TTFT means",
+            restart.receive_path(summary),
+        ),
         ("Validity gates", _gates(summary)),
         ("The client itself", _client(summary)),
     ):
@@ -285,11 +289,3 @@ def _client(summary: Summary) -> Iterator[str]:
             yield f"worker {worker.worker}: {lost}"
     for step in own.wall_steps:
         yield f"the wall clock stepped by {seconds(step.size_s, 6)} at {seconds(step.at_s)}"
-    for name, path in summary.receive_path.items():
-        canary = path.canary
-        if canary and name in ("baseline", "fault") and canary.event_lag_p99_us is not None:
-            yield (
-                f"canary {name:13} TTFT {canary.ttft_dev_p50_us:+.0f} us p50,"
-                f" event lag {canary.event_lag_p99_us:.0f} us p99,"
-                f" {canary.event_lag_max_us:.0f} us max ({canary.streams} streams)"
-            )
