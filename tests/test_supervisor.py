@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from percentes_fast.errors import ConfigError, FaultError, TargetError
-from percentes_fast.faults.host import identify
+from percentes_fast.faults.host import LocalHost
+from percentes_fast.faults.process import identify
 from percentes_fast.servers.supervisor import Supervised, split_command
 
 WAIT_S = 30.0
@@ -39,7 +40,7 @@ ORPHAN = (
 
 def alive(pid: int) -> bool:
     with contextlib.suppress(FaultError):
-        return bool(identify(pid))
+        return bool(identify(LocalHost(), pid))
     return False
 
 
@@ -92,7 +93,7 @@ def test_restart_in_place_after_a_kill(tmp_path: Path) -> None:
         assert first == server.pid
         os.kill(first, signal.SIGKILL)
         second = until(lambda: log.printed("pid")[1:])[0]
-        assert identify(second).command == f"{sys.executable} -c {SERVER}"
+        assert identify(LocalHost(), second).command == f"{sys.executable} -c {SERVER}"
         assert log.events("exited") == [
             {"event": "exited", "pid": first, "status": -signal.SIGKILL}
         ]

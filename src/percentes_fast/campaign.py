@@ -9,8 +9,12 @@ kill does one fault without load.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +31,7 @@ from percentes_fast.errors import (
     DataError,
     FaultError,
     InterruptedRunError,
+    PercentesError,
     TargetError,
 )
 from percentes_fast.injection import Injection
@@ -79,6 +84,23 @@ def _claims_sha256(config: Config) -> str:
     return hashlib.sha256(json.dumps(claims, sort_keys=True).encode()).hexdigest()
 
 
+def _alone(out: Path) -> int:
+    """A descriptor that keeps others from going on with the same campaign while it is open, that
+    is until this process ends. Raises ConfigError where another one holds it.
+    """
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
+        raise ConfigError(
+            f"out {out}: its campaign is under way; wait for it, or end that process first"
+        ) from exc
+    except OSError:
+        pass  # a file system without locks
+    return descriptor
+
+
 class Campaign:
     """A campaign under way."""
 
@@ -89,7 +111,9 @@ class Campaign:
         self.path = out
         self._loaded, self._label = loaded, label
         self._watcher = watcher or run.Silent()
+        self._existed = out.exists()
         self._facts = begin(loaded, out)
+        self._lock = _alone(out)
 
     def go_on(self, judge: Judge) -> None:
         """Does every run that has not ended; a run that could not start is dropped by name.
@@ -99,6 +123,13 @@ class Campaign:
         for number in range(1, self._loaded.config.campaign.runs + 1):
             if not self._has_ended(number):
                 self._run(number, judge)
+            elif self._lacks_reports(number):
+                judge(rundir.run_path(self.path, number))
+
+    def _lacks_reports(self, number: int) -> bool:
+        """Was the campaign interrupted between the end of that run and its reports?"""
+        path = rundir.run_path(self.path, number)
+        return path.exists() and not (path / "report.html").exists()
 
     def _has_ended(self, number: int) -> bool:
         """A run that ended is kept; one that did not is put aside, and named."""
@@ -136,16 +167,25 @@ class Campaign:
             made = run.measure(
                 loaded, rundir.run_path(self.path, number), self._label, self._watcher
             )
-        except (TargetError, FaultError) as exc:
-            self._watcher.say(f"run {number} could not start: {exc}")
+        except PercentesError as exc:
             if number == 1:
+                self._forget()
+            if number == 1 or not isinstance(exc, TargetError | FaultError):
                 raise
+            self._watcher.say(f"run {number} could not start: {exc}")
             self._drop(number, f"could not start: {exc}", aside=False)
             return
         if judge(made.path):
             raise InterruptedRunError(
                 f"run {number} was interrupted; the same command goes on with it"
             )
+
+    def _forget(self) -> None:
+        """A campaign whose first run never began leaves nothing, so that a mended command may have
+        the directory.
+        """
+        if not self._facts["dropped"] and not rundir.run_path(self.path, 1).exists():
+            _empty(self.path, remove=not self._existed)
 
     def _of_run(self, number: int) -> LoadedConfig:
         config = self._loaded.config
@@ -164,6 +204,16 @@ class Campaign:
         await_ready(config, self.path)
 
 
+def _empty(path: Path, *, remove: bool) -> None:
+    """Takes back what a campaign or a dry kill has written before anything was done."""
+    names = (rundir.CAMPAIGN, rundir.CONFIG, rundir.COLD_START, rundir.SERVER_LOG)
+    for name in (*names, "offsets.journal"):
+        (path / name).unlink(missing_ok=True)
+    if remove:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
 def _state(path: Path) -> str | None:
     try:
         return str(rundir.read_manifest(path)["state"])
@@ -176,10 +226,11 @@ def await_ready(config: Config, directory: Path) -> float:
     began = time.monotonic()
     limit_s = config.serve.ready_timeout_s
     nowhere = pool.Address("127.0.0.1", 9, "127.0.0.1:9")
+    name = secrets.token_hex(5)  # a run id of its own: two campaigns may wait at a time
     while time.monotonic() - began < limit_s:
         address = launch.answering(launch.resolve(str(config.target.url)))
         if launch.listens(address):
-            answer = preflight.ask(config, (address, nowhere), "ready", directory, short=True)
+            answer = preflight.ask(config, (address, nowhere), name, directory, short=True)
             try:
                 preflight.expect(config, answer)
             except TargetError:
@@ -204,14 +255,15 @@ def dry_kill(loaded: LoadedConfig, out: Path, say: Callable[[str], None]) -> dic
             "--dry-kill: tries the fault on a server that something else restarts; give --target"
             " and --container or --pid"
         )
+    existed = out.exists()
     directory = rundir.RunDir.create(out, 0)
-    directory.write_bytes(rundir.CONFIG, loaded.text)
-    address = launch.answering(launch.resolve(str(replicas(config)[0][1])))
-    now = config.model_copy(
-        update={"phases": config.phases.model_copy(update={"kill_at_s": DRY_LEAD_S})}
-    )
-    say("dry kill: arming")
-    injection = Injection(now, directory, None, (address.ip, address.port))
+    try:
+        directory.write_bytes(rundir.CONFIG, loaded.text)
+        say("dry kill: arming")
+        injection = _dry_armed(config, directory)
+    except BaseException:
+        _empty(out, remove=not existed)
+        raise
     try:
         injection.begin(time.monotonic_ns())
         say("dry kill: firing")
@@ -224,8 +276,17 @@ def dry_kill(loaded: LoadedConfig, out: Path, say: Callable[[str], None]) -> dic
     finally:
         injection.release()
         injection.write()
+        directory.drop_journal("offsets")  # it is no run: nothing reads them
     _check_landed(injection.facts)
     return injection.facts
+
+
+def _dry_armed(config: Config, directory: rundir.RunDir) -> Injection:
+    address = launch.answering(launch.resolve(str(replicas(config)[0][1])))
+    now = config.model_copy(
+        update={"phases": config.phases.model_copy(update={"kill_at_s": DRY_LEAD_S})}
+    )
+    return Injection(now, directory, None, (address.ip, address.port))
 
 
 def _check_landed(facts: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from percentes_fast.observe.offset import NEAR, Sample, Sampler
 CHECK_HERE_NS, CHECK_THERE_NS = 20_000_000, 2_000_000_000
 NEAR_AHEAD_NS = 50_000_000
 LOG_BEFORE_NS = 5_000_000_000  # the log is kept from so long before the kill on
+UNFIRED = "the fault was not fired"
 
 
 class Injection:
@@ -155,46 +156,62 @@ class Injection:
         assert armed is not None
         if self._host.is_here:
             _outrank_the_victim()
-        at = self._epoch + int(self.facts["planned_ns"])
-        ahead = CHECK_HERE_NS if self._host.is_here and not self._container else CHECK_THERE_NS
-        wait_s = (at - ahead - time.monotonic_ns()) / 1e9
-        if cancelled.wait(max(0.0, wait_s)):
-            self.facts["error"] = "the run was interrupted before the fault was due"
-            return
         try:
-            self._check(armed)
-            self._sample_near(at)
-            fired = armed.fire(at)
-            self._sample_near(None)
-        except FaultError as exc:
-            self.facts["error"] = str(exc)
+            fired = self._fire(armed, self._epoch + int(self.facts["planned_ns"]), cancelled)
+        except Exception as exc:
+            self.facts["error"] = _told(exc)
             self.write()
             return
         self.facts["fire"] = self._fired(fired)
         self.write()
         try:
             self.facts["evidence"] = self._evidence(armed.evidence())
-        except FaultError as exc:
-            self.facts["after_error"] = str(exc)
+        except Exception as exc:
+            self.facts["after_error"] = _told(exc)
         self.write()
 
-    def _sample_near(self, at_ns: int | None) -> None:
-        """Samples of the clock right before `at_ns`, or now: the nearer, the less they widen."""
+    def _fire(self, armed: Armed, at: int, cancelled: threading.Event) -> Fired:
+        """Checks, waits, fires. Raises FaultError where it did not fire.
+
+        An interruption calls the fault off until its last moment, some 50 ms before it is due.
+        """
+        ahead = CHECK_HERE_NS if self._host.is_here and not self._container else CHECK_THERE_NS
+        _wait(at - ahead, cancelled)
+        self._check(armed)
+        _wait(at - self._last_moment_ns(), cancelled)
+        if self._sampler is not None:
+            self._sampler.near()
+        fired = armed.fire(at)
+        if self._sampler is not None:
+            self._sampler.near()
+        return fired
+
+    def _last_moment_ns(self) -> int:
+        """How long before the fire the last samples of the clock begin: the nearer, the better."""
         if self._sampler is None:
-            return
-        trip_ns = min(s.after_ns - s.before_ns for s in self._sampler.samples)
-        if at_ns is not None:
-            ahead = NEAR_AHEAD_NS + 2 * NEAR * trip_ns
-            time.sleep(max(0.0, (at_ns - ahead - time.monotonic_ns()) / 1e9))
-        self._sampler.near()
+            return CHECK_HERE_NS
+        trip_ns = min(
+            s.after_ns - s.before_ns for s in self._sampler.samples if s.remote_wall_ns is not None
+        )
+        return NEAR_AHEAD_NS + 2 * NEAR * trip_ns
 
     def _check(self, armed: Armed) -> None:
+        """The victim is there, and the one that was armed. Raises FaultError."""
+        try:
+            self._check_victim(armed)
+        except FaultError as exc:
+            told = str(exc)
+            if UNFIRED not in told:
+                raise FaultError(f"{told}; {UNFIRED}") from exc
+            raise
+
+    def _check_victim(self, armed: Armed) -> None:
         if self._container is not None:
             now, then = self._container.victim(), self.facts["container"]["before"]
             if (now.id, now.pid) != (then["id"], then["pid"]):
                 raise FaultError(
                     f"--container {self._config.container.name}: is not the one armed any more"
-                    f" (pid {then['pid']}, now {now.pid}); the fault was not fired"
+                    f" (pid {then['pid']}, now {now.pid}); {UNFIRED}"
                 )
         armed.check()
 
@@ -230,13 +247,13 @@ class Injection:
         for step in (self._last_samples, self._container_after, self._fingerprint_after):
             try:
                 step()
-            except PercentesError as exc:
-                self.facts["after_error"] = self.facts["after_error"] or str(exc)
+            except Exception as exc:
+                self.facts["after_error"] = self.facts["after_error"] or _told(exc)
 
     def _last_samples(self) -> None:
         if self._sampler is not None:
-            self.facts["clock"]["lost"] = self._sampler.lost
             self._sampler.stop()
+            self.facts["clock"]["lost"] = self._sampler.lost
 
     def _fingerprint_after(self) -> None:
         self.facts["fingerprints"]["after"] = self._fingerprint()
@@ -286,6 +303,17 @@ class Injection:
         for close in closing:
             with contextlib.suppress(PercentesError, OSError):
                 close()
+
+
+def _told(exc: Exception) -> str:
+    """What went wrong once the load ran, in one line, whatever it was."""
+    return str(exc) if isinstance(exc, PercentesError) else f"{type(exc).__name__}: {exc}"
+
+
+def _wait(until_ns: int, cancelled: threading.Event) -> None:
+    """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError after an interruption."""
+    if cancelled.wait(max(0.0, (until_ns - time.monotonic_ns()) / 1e9)):
+        raise FaultError("the run was interrupted before the fault was due")
 
 
 def _outrank_the_victim() -> None:

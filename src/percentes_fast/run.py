@@ -352,25 +352,26 @@ def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
 
 
 def _release(run: _Run) -> None:
-    """Ends everything this run started; the records stay."""
-    if run.workers is not None and run.workers.running():
-        run.workers.stop()
-        run.workers.kill()
-    if run.workers is not None:
-        run.workers.restore_cores()
-    if run.canary is not None:
-        run.manifest["canary_server"] = run.canary.stop()
-    if run.observation is not None:
-        run.manifest["metrics"] = run.observation.stop()
-    if run.injection is not None:
-        if run.manifest.get("state") == "running":
+    """Ends everything this run started, also when it is itself interrupted; the records stay."""
+    with contextlib.ExitStack() as last:  # called from the last one to the first
+        if run.workers is not None and run.manifest.get("state") != "running":
+            last.callback(run.workers.remove_slabs)
+        if run.server is not None:
+            last.callback(run.server.stop)
+        if run.injection is not None:
+            last.callback(run.injection.release)
+        if run.workers is not None and run.workers.running():
+            run.workers.stop()
+            run.workers.kill()
+        if run.workers is not None:
+            run.workers.restore_cores()
+        if run.canary is not None:
+            run.manifest["canary_server"] = run.canary.stop()
+        if run.observation is not None:
+            run.manifest["metrics"] = run.observation.stop()
+        if run.injection is not None and run.manifest.get("state") == "running":
             run.watcher.say("looking at the server's host")
             run.injection.conclude()
-        run.injection.release()
-    if run.server is not None:
-        run.server.stop()
-    if run.workers is not None and run.manifest.get("state") != "running":
-        run.workers.remove_slabs()
 
 
 # ---------------------------------------------------------------- after the load

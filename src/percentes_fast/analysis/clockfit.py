@@ -4,17 +4,20 @@ Never: assumes that the two directions of a path take equally long (only `compat
 published results do), or that a clock ran evenly where the samples cannot tell.
 Plan: `shortest` and `compat` are the published rule in whole ns. `Clock` holds every sample as what
 it proves, an offset between two bounds; `Clock.bounds` widens and intersects them around a moment,
-narrows by linear programs, and finds a step. An offset is the host's wall clock minus run time.
+and narrows by linear programs; `Clock.step` says where no even clock explains them all. An offset
+is the host's wall clock minus run time.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from percentes_fast.analysis.windows import SECOND
 
@@ -83,7 +86,9 @@ def compat(before_remote_ns: int, after_remote_ns: int, arm: Offset, after: Offs
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where no even clock explains the samples: between two run times, by a size between bounds."""
+    """Where no even clock explains the samples: between two run times, by a size between bounds,
+    500 ppm of drift between the two samples allowed for.
+    """
 
     after_ns: int
     before_ns: int
@@ -114,6 +119,7 @@ class Clock:
         # the reading r was taken in [before, after] and stands for [r, r + resolution]
         self.lo = remote - self.after
         self.hi = remote + resolution - self.before
+        self.resolution_ns = int(resolution.max()) if len(resolution) else 0
 
     def __len__(self) -> int:
         return len(self.before)
@@ -122,13 +128,13 @@ class Clock:
         """Offset at any moment of [earliest, latest] of run time; None: a step, or no sample.
 
         Each sample is widened by 500 ppm of its distance and all are intersected. Within 30 s lines
-        through the samples of either side alone may narrow that: so one change of rate, before or
-        after the moment, leaves a side on which the line is true.
+        may narrow that: sound where the rate changed no more than twice in that minute, or only
+        grew, or only fell (an offset that decays as a kernel's time constant has it).
         """
-        if len(self) == 0:
+        if len(self) == 0 or self.step() is not None:
             return None
         far = np.maximum(latest_ns - self.before, self.after - earliest_ns)
-        wide = np.maximum(far, 0) * RATE_PPM // 1_000_000 + 1
+        wide = far * RATE_PPM // 1_000_000 + 1
         lo, hi = int((self.lo - wide).max()), int((self.hi + wide).min())
         if lo > hi:
             return None
@@ -141,75 +147,109 @@ class Clock:
         return Fit(*best, len(self), narrowed=True)
 
     def _lines(self, earliest_ns: int, latest_ns: int) -> Bounds | None:
-        """Hull of what a line through the earlier, and one through the later samples allows."""
+        """What lines allow: the hull of those through the earlier samples, those through the later
+        ones, and the chords between the two.
+
+        A side on which the rate did not change holds the truth. Where it changed on both, once
+        upwards (or downwards) and once back, the truth lies between what the two sides say; where
+        twice upwards, above both, but below every chord.
+        """
         middle = (earliest_ns + latest_ns) // 2
         near = (self.before >= middle - LINEAR_NS) & (self.after <= middle + LINEAR_NS)
-        sides = (near & (self.after <= earliest_ns), near & (self.before >= latest_ns))
-        found = [
-            line
-            for side in sides
-            if side.sum() >= MIN_LINEAR and (line := self._line(side, middle)) is not None
-        ]
-        spread = (latest_ns - earliest_ns) * RATE_PPM // 2_000_000 + 1
+        sides = []
+        for rows in (near & (self.after <= earliest_ns), near & (self.before >= latest_ns)):
+            if rows.sum() < MIN_LINEAR:
+                return None  # one side cannot vouch for itself
+            sides.append(self._bars(rows, middle))
+        base = sides[0].lo.min()
+        found = [line for side in sides if (line := _line(side.above(base))) is not None]
         if len(found) < 2:
-            return None  # one side cannot vouch for itself
-        return min(lo for lo, _ in found) - spread, max(hi for _, hi in found) + spread
+            return None
+        found.append(_chord(*(side.above(base) for side in sides)))
+        spread = (latest_ns - earliest_ns) * RATE_PPM // 2_000_000 + 2  # 1 of it for floats
+        lo, hi = min(lo for lo, _ in found), max(hi for _, hi in found)
+        return int(base) + math.floor(lo) - spread, int(base) + math.ceil(hi) + spread
 
-    def _line(self, rows: NDArray[np.bool_], at_ns: int) -> Bounds | None:
-        """Least and greatest a + b * t at `at_ns` that pass through all bounds; None: none does.
-
-        In us and s, relative to the moment, so that floats carry ns; half a sample's own length at
-        500 ppm is added, as the reading lies anywhere in it.
+    def _bars(self, rows: NDArray[np.bool_], at_ns: int) -> _Bars:
+        """Offsets at the middle of each sample: the reading lies anywhere in it, so that half its
+        length at 500 ppm is added.
         """
         middle = (self.before[rows] + self.after[rows]) // 2
         own = (self.after[rows] - self.before[rows]) * RATE_PPM // 2_000_000 + 1
-        base = int(self.lo[rows][0])
-        seconds = (middle - at_ns) / SECOND
-        low = (self.lo[rows] - own - base) / 1e3
-        high = (self.hi[rows] + own - base) / 1e3
-        line = np.column_stack([np.ones(len(seconds)), seconds])
-        limits = [(None, None), (-float(RATE_PPM), float(RATE_PPM))]
-        found = []
-        for sign in (1.0, -1.0):
-            solved = linprog(
-                [sign, 0.0],
-                A_ub=np.vstack([line, -line]),
-                b_ub=np.concatenate([high, -low]),
-                bounds=limits,
-            )
-            if solved.status != 0 or solved.fun is None:
-                return None
-            found.append(sign * float(solved.fun))
-        return base + int(np.floor(found[0] * 1e3)), base + int(np.ceil(found[1] * 1e3))
+        return _Bars(np.abs(middle - at_ns), self.lo[rows] - own, self.hi[rows] + own)
 
     def step(self) -> Step | None:
-        """The first place where neighbours contradict each other, or else where the sum of the
-        samples does; None where an even clock explains them all.
+        """The first sample that contradicts an earlier one, and the nearest that it contradicts;
+        None where one even clock explains them all.
         """
-        gap = (self.after[1:] - self.before[:-1]) * RATE_PPM // 1_000_000 + 1
-        up = self.lo[1:] - self.hi[:-1] > gap
-        down = self.lo[:-1] - self.hi[1:] > gap
-        found = np.flatnonzero(up | down)
-        if len(found):
-            return self._step(int(found[0]), int(found[0]) + 1)
-        for last in range(1, len(self)):
-            if Clock._contradict(self, last):
-                return self._step(last - 1, last)
-        return None
+        return self._first_step
 
-    def _contradict(self, last: int) -> bool:
-        """Does sample `last` contradict any before it?"""
-        far = (self.after[last] - self.before[:last]) * RATE_PPM // 1_000_000 + 1
-        up, down = self.lo[last] - self.hi[:last], self.lo[:last] - self.hi[last]
-        return bool(((up > far) | (down > far)).any())
+    @cached_property
+    def _first_step(self) -> Step | None:
+        if len(self) == 0:
+            return None
+        # lo of one > hi of the other + 500 ppm of the distance, with each side's terms together;
+        # floats, as a clock may step by years: their error is far below the 1 ns of leeway
+        begun = self.before * (RATE_PPM / 1e6)
+        ended = np.maximum.accumulate(self.after) * (RATE_PPM / 1e6)  # samples may overlap
+        lo, hi = (self.lo - self.lo[0]).astype(float), (self.hi - self.lo[0]).astype(float)
+        least = np.minimum.accumulate(hi - begun)[:-1]
+        most = np.maximum.accumulate(lo + begun)[:-1]
+        found = np.flatnonzero((lo[1:] - ended[1:] > least + 1) | (hi[1:] + ended[1:] < most - 1))
+        if len(found) == 0:
+            return None
+        last = int(found[0]) + 1
+        up = lo[last] - ended[last] > (hi - begun)[:last] + 1
+        down = hi[last] + ended[last] < (lo + begun)[:last] - 1
+        return self._step(int(np.flatnonzero(up | down)[-1]), last)
 
     def _step(self, one: int, other: int) -> Step:
+        after, before = int(self.before[one]), int(max(self.after[one], self.after[other]))
+        drift = (before - after) * RATE_PPM // 1_000_000 + 1
         return Step(
-            after_ns=int(self.before[one]),
-            before_ns=int(self.after[other]),
-            size_lo_ns=int(self.lo[other] - self.hi[one]),
-            size_hi_ns=int(self.hi[other] - self.lo[one]),
+            after_ns=after,
+            before_ns=before,
+            size_lo_ns=int(self.lo[other] - self.hi[one]) - drift,
+            size_hi_ns=int(self.hi[other] - self.lo[one]) + drift,
         )
+
+
+class _Bars(NamedTuple):
+    """Samples on one side of a moment: how far away each is, and the bounds of its offset."""
+
+    away: NDArray[Any]
+    lo: NDArray[Any]
+    hi: NDArray[Any]
+
+    def above(self, base: int) -> _Bars:
+        """As floats above an offset: small enough to be whole ns."""
+        return _Bars(self.away.astype(float), *((x - base).astype(float) for x in self[1:]))
+
+
+def _line(bars: _Bars) -> tuple[float, float] | None:
+    """Least and greatest offset at the moment of the lines a + b * away, b within 500 ppm, that
+    pass through all bars: two linear programs in two unknowns. None: no line does.
+
+    Solved without a solver's tolerance: with b eliminated, a has the limits that each pair of bars
+    (near, far) sets, and those of a bar and b's own limit; where they cross, no line passes.
+    """
+    rate = RATE_PPM / 1e6
+    near, far = np.nonzero(bars.away[:, None] < bars.away[None, :])
+    gap = bars.away[far] - bars.away[near]
+    up, down = (bars.hi[far] - bars.lo[near]) / gap, (bars.lo[far] - bars.hi[near]) / gap
+    at = bars.away[near]
+    lo = max((bars.lo - rate * bars.away).max(), (bars.lo[near] - up * at).max(initial=-np.inf))
+    hi = min((bars.hi + rate * bars.away).min(), (bars.hi[near] - down * at).min(initial=np.inf))
+    return None if lo > hi else (float(lo), float(hi))
+
+
+def _chord(one: _Bars, other: _Bars) -> tuple[float, float]:
+    """At the moment: greatest lower and least upper chord from one side's bars to the other's."""
+    left, right = one.away[:, None], other.away[None, :]
+    part = left / np.maximum(left + right, 1.0)
+    lo = one.lo[:, None] * (1 - part) + other.lo[None, :] * part
+    hi = one.hi[:, None] * (1 - part) + other.hi[None, :] * part
+    return float(lo.max()), float(hi.min())
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +268,8 @@ def tight(
 ) -> Tight:
     """The fire's interval: readings of the host around the signal, moved by the offset's bounds.
 
-    order: run time before the order was written and after its answer came, which cuts it in any
-    case. otherwise: compat, used where the clock stepped.
+    resolution_ns: of the readings. order: run time before the order was written and after its
+    answer came, which cuts it in any case. otherwise: compat, used where the clock stepped.
     """
     fit = clock.bounds(*order)
     step = None
@@ -238,14 +278,19 @@ def tight(
         note = f"{fit.samples} samples intersected" + (
             ", narrowed by lines" if fit.narrowed else ""
         )
-    elif otherwise is not None and len(clock):
+    elif len(clock) == 0:
+        lo, hi, note = *order, "no clock sample: between the order and its answer"
+    else:
         step = clock.step()
         where = "" if step is None else _told(step)
-        lo = otherwise.fire_ns - otherwise.uncertainty_ns
-        hi = otherwise.fire_ns + otherwise.uncertainty_ns
-        note = f"the clocks contradict each other: one stepped{where}; compat's interval is used"
-    else:
-        lo, hi, note = *order, "no clock sample: between the order and its answer"
+        note = f"the clocks contradict each other: one stepped{where}; "
+        if otherwise is None:
+            lo, hi, note = *order, note + "the time between the order and its answer is used"
+        else:
+            # its halves round down, and it takes a reading that was cut for the time itself
+            lo = otherwise.fire_ns - otherwise.uncertainty_ns - clock.resolution_ns
+            hi = otherwise.fire_ns + otherwise.uncertainty_ns + resolution_ns + 1
+            note += "compat's interval is used"
     cut = max(lo, order[0]), min(hi, order[1])
     if cut[0] > cut[1]:
         return Tight(
@@ -265,8 +310,16 @@ def _told(step: Step) -> str:
 def foreign(clock: Clock, remote_wall_ns: int, guess: Offset) -> Bounds | None:
     """A time of the host's wall clock as an interval of run time; None where the clock stepped.
 
-    guess: the offset that tells roughly when it was; the samples near it count most.
+    guess: an offset that tells roughly when it was; the samples near it count most.
     """
-    about, wide = remote_wall_ns - guess.offset_ns, guess.bound_ns + SECOND // 10
-    fit = clock.bounds(about - wide, about + wide)
-    return None if fit is None else (remote_wall_ns - fit.hi_ns, remote_wall_ns - fit.lo_ns)
+    about = remote_wall_ns - guess.offset_ns
+    known = guess.bound_ns + clock.resolution_ns
+    # by how much the clock may have gone wrong since the guess; twice, as about is itself a guess
+    wide = known + (known + abs(about - guess.at_ns)) * 2 * RATE_PPM // 1_000_000 + 1
+    found = about - wide, about + wide
+    for _ in range(2):  # again from what the first showed: nearer
+        fit = clock.bounds(*found)
+        if fit is None:
+            return None
+        found = remote_wall_ns - fit.hi_ns, remote_wall_ns - fit.lo_ns
+    return found

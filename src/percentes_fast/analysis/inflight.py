@@ -8,6 +8,7 @@ counts the outcomes. A kill on this machine is on the client's own clock: offset
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from percentes_fast.analysis.outcomes import Counts, count
 from percentes_fast.analysis.windows import Seconds, share
 
 CUT_CAUSES = ("body_cut", "reset", "no_response", "error_event")
-CONSEQUENCES = (*CUT_CAUSES, "connect")
 Mask = NDArray[np.bool_]
 Sides = tuple[Mask, Mask, int | None]  # surely in flight, indeterminate, zone in ns (None: unknown)
 
@@ -103,10 +103,12 @@ def _times(load: pd.DataFrame, column: str) -> NDArray[np.float64]:
 def first_consequence(rows: pd.DataFrame, after_ns: int) -> int | None:
     """The first thing seen at or after a time that a kill brings about, in any row to the victim.
 
-    An unfinished response cut, a reset before any byte, a refusal, an error event; the close of an
-    idle or finished connection ends no row. None where nothing of the kind was seen.
+    An unfinished response cut, a reset before any byte, a refusal (no other failure of a dial), an
+    error event; the close of an idle or finished connection ends no row. None where nothing of the
+    kind was seen.
     """
-    ended = rows.loc[rows["cause"].isin(CONSEQUENCES), "ended_ns"].dropna()
+    refused = (rows["cause"] == "connect") & (rows["errno"] == errno.ECONNREFUSED).fillna(False)
+    ended = rows.loc[rows["cause"].isin(CUT_CAUSES) | refused, "ended_ns"].dropna()
     later = ended[ended >= after_ns]
     return int(later.min()) if len(later) else None
 

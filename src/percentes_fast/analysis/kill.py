@@ -159,5 +159,6 @@ def _bracket(
         seen = order[1] if seen is None else min(seen, order[1])
     if seen is None:
         return None, "not applicable: the kill had no consequence that a client saw"
-    note = BRACKET.format(R=" + R" if shared else " (R is not added: another path)")
+    apart = "R is not known" if path["same_path"] else "R is not added: another path"
+    note = BRACKET.format(R=" + R" if shared else f" ({apart})")
     return Interval(lower, max(seen, lower), note), note

@@ -27,7 +27,7 @@ class Remote:
     """Clock readings of the killer on the victim's host, right before and right after the signal.
 
     monotonic_before_ns, monotonic_after_ns: that host's CLOCK_MONOTONIC, which says more only where
-    it is this machine; None from a shell. pidfd: was the process held by one?
+    it is this machine; None from a shell.
     """
 
     before_remote_wall_ns: int

@@ -146,8 +146,13 @@ class Container:
         words += ["--since", _unix(since_wall_ns), "--until", _unix(until_wall_ns)]
         for event in ("die", "start", "restart", "oom"):
             words += ["--filter", f"event={event}"]
+        said = self._ask(*words)
+        if said.status != 0:
+            raise FaultError(
+                f"--container {self._name}: no events: {said.told}; see the engine's log"
+            )
         found = []
-        for line in self._ask(*words).out.splitlines():
+        for line in said.out.splitlines():
             try:
                 event = json.loads(line)
                 found.append(
@@ -162,6 +167,11 @@ class Container:
         since = _unix(since_wall_ns)
         command = self._command("logs", "--timestamps", "--since", since, self._name)
         said = self._host.run(f"{command} 2>&1", timeout_s=LOG_TIMEOUT_S, again=True)
+        if said.status != 0:
+            raise FaultError(
+                f"--container {self._name}: no log: {said.told}; its log driver must be one"
+                " that the engine reads (json-file, local, journald)"
+            )
         lines = []
         for line in said.out.split("\n"):
             stamp, _, text = line.partition(" ")

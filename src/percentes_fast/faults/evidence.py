@@ -76,7 +76,7 @@ def look(host: Host, port: int) -> dict[str, Any]:
         "listens": listens(parts.get("tcp", []), port),
         "shm": sorted(parts.get("shm", [])),
         "gpu_memory": None
-        if gpu == ["absent"]
+        if "absent" in gpu
         else [[part.strip() for part in line.split(",")] for line in gpu],
     }
 
@@ -90,5 +90,5 @@ def fingerprint(host: Host, command: str) -> dict[str, Any]:
         "command": command,
         "kernel": next(iter(parts.get("kernel", [])), None),
         "cpus": next(iter(parts.get("cpus", [])), None),
-        "gpus": None if gpu == ["absent"] else rows,
+        "gpus": None if "absent" in gpu else rows,
     }

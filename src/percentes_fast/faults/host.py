@@ -8,6 +8,8 @@ line by line. `LocalHost` uses processes, `SshHost` one fabric connection.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import select
 import shlex
@@ -16,6 +18,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +34,13 @@ if TYPE_CHECKING:
 READ_BYTES = 65_536
 KEEPALIVE_S = 5
 LONGEST_LINE = 1 << 20
+END_S, SETTLE_S = 2.0, 0.1
+HANGS = "look whether it hangs, or raise ssh.command_timeout_s"
+LOST = "the connection was lost; look at the host and the network"
+GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+
+# what paramiko has to say is raised too; a logger without a handler would print it
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class HostError(FaultError):
@@ -90,8 +100,8 @@ class Host(Protocol):
         HostError after the timeout (default: of the configuration), LostError.
         """
 
-    def open(self, command: str) -> Channel:
-        """Starts a shell command that is spoken to."""
+    def open(self, command: str, what: str | None = None) -> Channel:
+        """Starts a shell command that is spoken to; what: its name in messages."""
 
     def close(self) -> None:
         """Lets go of the host."""
@@ -106,7 +116,7 @@ class _Lines:
     def add(self, data: bytes) -> None:
         self._buffer += data
         if len(self._buffer) > LONGEST_LINE:
-            raise HostError("a line of more than 1 MiB came back; this is no reader of ours")
+            raise HostError("a line of more than 1 MiB came back; look what the host prints there")
 
     def next(self) -> str | None:
         end = self._buffer.find(b"\n")
@@ -115,6 +125,34 @@ class _Lines:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         return line.decode("utf-8", "replace").rstrip("\r")
+
+
+def tied(command: str) -> str:
+    """A shell command that ends, with all it started, when its input does.
+
+    Its process group is its own, here and under sshd.
+    """
+    return (
+        "exec 3<&0 </dev/null; (read -r x <&3; kill -9 0) >/dev/null 2>&1 &"
+        f" /bin/sh -c {shlex.quote(command)} 3<&-; S=$?; kill -9 $!; exit $S"
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _last_line(data: bytes) -> str:
+    return _text(data).strip().rpartition("\n")[2].strip()
+
+
+def _short(command: str) -> str:
+    words = command.split()
+    return " ".join(words[:4])[:60]
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 # ---------------------------------------------------------------- this machine
@@ -135,15 +173,18 @@ class LocalHost:
         process = _shell(command, stdin=subprocess.DEVNULL)
         try:
             out, err = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired as exc:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise HostError(f"this machine: {_short(command)}: no end within {limit:g} s") from exc
-        return Result(process.returncode, out.decode("utf-8", "replace"), _text(err))
+        except BaseException as exc:
+            _kill(process)
+            if not isinstance(exc, subprocess.TimeoutExpired):
+                raise
+            told = f"this machine: {_short(command)}: no end within {limit:g} s; {HANGS}"
+            raise HostError(told) from exc
+        status = process.returncode
+        return Result(status if status >= 0 else 128 - status, _text(out), _text(err))
 
-    def open(self, command: str) -> LocalChannel:
+    def open(self, command: str, what: str | None = None) -> LocalChannel:
         """Starts a shell command that is spoken to, in a session of its own."""
-        return LocalChannel(_shell(command, stdin=subprocess.PIPE), _short(command))
+        return LocalChannel(_shell(command, stdin=subprocess.PIPE), what or _short(command))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -159,23 +200,33 @@ def _shell(command: str, stdin: int) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as exc:
-        raise HostError(f"this machine: /bin/sh cannot be started: {exc.strerror}") from exc
+        raise HostError(
+            f"this machine: /bin/sh cannot be started: {exc.strerror}; free memory or processes"
+        ) from exc
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends its group; what left the group, or is another user's, is not waited for."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    _close(process)
 
 
-def _short(command: str) -> str:
-    words = command.split()
-    return " ".join(words[:4])[:60]
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
 
 
 class LocalChannel:
     """A process of this machine that is spoken to."""
 
     def __init__(self, process: subprocess.Popen[bytes], what: str) -> None:
-        self._process, self._what, self._lines = process, what, _Lines()
+        self._process, self._what, self._lines = process, f"this machine: {what}", _Lines()
+        self._reading = threading.Lock()  # close() waits for it: a descriptor is not closed in use
 
     def send(self, line: str) -> None:
         """Writes one line."""
@@ -183,48 +234,59 @@ class LocalChannel:
         try:
             os.write(self._process.stdin.fileno(), line.encode() + b"\n")
         except (OSError, ValueError) as exc:
-            raise LostError(f"this machine: {self._what}: has ended") from exc
+            raise LostError(self._ended()) from exc
 
     def receive(self, timeout_s: float) -> str:
         """One line of its output."""
-        assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
-        while (line := self._lines.next()) is None:
-            if not select.select([self._process.stdout], [], [], max(0.0, _left(deadline)))[0]:
-                raise HostError(f"this machine: {self._what}: no answer within {timeout_s:g} s")
-            data = os.read(self._process.stdout.fileno(), READ_BYTES)
-            if not data:
-                raise LostError(f"this machine: {self._what}: {self.complaint() or 'has ended'}")
-            self._lines.add(data)
+        with self._reading:
+            while (line := self._lines.next()) is None:
+                data = self._read(deadline)
+                if data is None:
+                    told = f"no answer within {timeout_s:g} s; look whether the machine hangs"
+                    raise HostError(f"{self._what}: {told}")
+                if not data:
+                    raise LostError(self._ended())
+                self._lines.add(data)
         return line
+
+    def _read(self, deadline: float) -> bytes | None:
+        """What it says next, empty at its end, None at the deadline."""
+        stream = self._process.stdout
+        assert stream is not None
+        if stream.closed:
+            return b""
+        poller = select.poll()
+        poller.register(stream, select.POLLIN)
+        return os.read(stream.fileno(), READ_BYTES) if poller.poll(_left(deadline) * 1000) else None
+
+    def _ended(self) -> str:
+        return f"{self._what}: {self.complaint() or 'has ended'}; see why it ended"
 
     def complaint(self) -> str:
         """The last line of its error output."""
-        assert self._process.stderr is not None
-        os.set_blocking(self._process.stderr.fileno(), False)
-        said = self._process.stderr.read() or b""
-        return _text(said).strip().rpartition("\n")[2]
+        stream = self._process.stderr
+        assert stream is not None
+        if stream.closed:
+            return ""
+        os.set_blocking(stream.fileno(), False)
+        return _last_line(stream.read() or b"")
 
     def close(self) -> None:
         """Ends it: its input is closed; what does not end then is killed."""
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(2.0)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for stream in streams:
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-
-
-def _left(deadline: float) -> float:
-    return deadline - time.monotonic()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+        if self._reading.acquire(timeout=END_S):
+            _close(self._process)
+            self._reading.release()
 
 
 # ---------------------------------------------------------------- over SSH
@@ -245,11 +307,15 @@ class SshHost:
 
     @property
     def address(self) -> str:
-        """The IP address that the connection goes to: the host's own, or the jump host's."""
-        jump = self._connection.gateway
-        first = self._connection if jump is None else jump
+        """The IP address that the connection goes to: the host's own, or the first jump host's.
+
+        Empty behind a proxy command.
+        """
+        first = list(_chain(self._connection))[-1]
         transport = first.client.get_transport()
-        return str(transport.sock.getpeername()[0]) if transport else ""
+        if transport is None or first.gateway is not None:
+            return ""
+        return str(transport.sock.getpeername()[0])
 
     @property
     def jumps(self) -> bool:
@@ -264,125 +330,228 @@ class SshHost:
         except LostError:
             if not again:
                 raise
+        time.sleep(SETTLE_S)  # channels end right before their connection says that it has
         with self._lock:
-            if not self._connection.is_connected:
+            if not _is_alive(self._connection):
+                _disconnect(self._connection)
                 self._connection = self._connect()
         return self._run(command, limit)
 
     def _run(self, command: str, limit: float) -> Result:
-        channel = self._session(command)
+        channel = self._session(tied(command), _short(command), limit)
         try:
             return channel.drain(limit)
         finally:
             channel.close()
 
-    def open(self, command: str) -> SshChannel:
+    def open(self, command: str, what: str | None = None) -> SshChannel:
         """Starts a shell command that is spoken to."""
-        return self._session(command)
+        return self._session(command, what or _short(command), self._ssh.command_timeout_s)
 
-    def _session(self, command: str) -> SshChannel:
+    def _session(self, command: str, what: str, limit: float) -> SshChannel:
         import paramiko
 
+        where, deadline = f"{self.name}: {what}", time.monotonic() + limit
         try:
             transport = self._connection.client.get_transport()
             if transport is None or not transport.is_active():
-                raise LostError(f"{self.name}: the connection is gone")
-            channel = transport.open_session(timeout=self._ssh.command_timeout_s)
-            channel.exec_command(f"/bin/sh -c {shlex.quote(command)}")
+                raise LostError(f"{where}: {LOST}")
+            channel = transport.open_session(timeout=limit)
+            watch = threading.Timer(_left(deadline), channel.close)  # else it would wait for ever
+            watch.daemon = True
+            watch.start()
+            try:
+                channel.exec_command(f"/bin/sh -c {shlex.quote(command)}")
+            finally:
+                watch.cancel()
+        except paramiko.ChannelException as exc:
+            raise HostError(
+                f"{where}: the host opens no more sessions ({exc.text}); raise MaxSessions of its"
+                " sshd"
+            ) from exc
         except (paramiko.SSHException, EOFError, OSError) as exc:
-            raise LostError(f"{self.name}: the connection was lost ({exc})") from exc
-        return SshChannel(channel, f"{self.name}: {_short(command)}")
+            if _left(deadline) == 0:
+                raise HostError(f"{where}: no answer within {limit:g} s; {HANGS}") from exc
+            raise LostError(f"{where}: {LOST}") from exc
+        return SshChannel(channel, where)
 
     def close(self) -> None:
         """Closes the connection."""
-        with suppress(Exception):
-            self._connection.close()
+        _disconnect(self._connection)
 
     # ------------------------------------------------------------ connecting
 
     def _connect(self) -> fabric.Connection:
+        import paramiko
+
+        made = self._made()
+        try:
+            made.open()
+            for one in _chain(made):
+                transport = one.client.get_transport()
+                assert transport is not None
+                transport.set_keepalive(KEEPALIVE_S)
+                if isinstance(transport.sock, socket.socket):  # an order must not wait for an ACK
+                    transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (paramiko.SSHException, OSError, EOFError) as exc:
+            failed = next((c for c in reversed(list(_chain(made))) if not c.is_connected), made)
+            _disconnect(made)
+            where = self.name if failed is made else f"{self.name}: jump host {failed.host}"
+            told = _why(exc, self._ssh.connect_timeout_s)
+            raise HostError(f"{where}: {told}") from exc
+        return made
+
+    def _made(self) -> fabric.Connection:
+        """A connection, and those it goes through, not yet opened."""
         import fabric
         import paramiko
 
-        known: dict[str, Any] = {"runtime_ssh_path": self._ssh.config} if self._ssh.config else {}
+        known: dict[str, Any] = {}
+        if self._ssh.config is not None:
+            known = {"runtime_ssh_path": str(Path(self._ssh.config).expanduser())}
         try:
             config = fabric.Config(**known)
-            gateway = self._made(config, self._ssh.jump) if self._ssh.jump else None
-            made = self._made(config, str(self._ssh.target), self._ssh.port, gateway)
-            made.open()
-            transport = made.client.get_transport()
-            assert transport is not None
-            transport.set_keepalive(KEEPALIVE_S)
-        except paramiko.BadHostKeyException as exc:
-            raise HostError(
-                f"{self.name}: the host key is another than the known one; if the host was set up"
-                " anew, remove its line from known_hosts"
-            ) from exc
-        except paramiko.AuthenticationException as exc:
-            raise HostError(
-                f"{self.name}: the host refused this user and key; give --ssh-identity FILE, or"
-                " load the key into the agent"
-            ) from exc
-        except paramiko.SSHException as exc:
-            raise HostError(f"{self.name}: {self._reason(exc)}") from exc
-        except socket.gaierror as exc:
-            raise HostError(f"{self.name}: {exc.strerror}; mend the name of the host") from exc
-        except (OSError, EOFError) as exc:
-            told = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-            raise HostError(f"{self.name}: cannot be reached: {told}; is its sshd up?") from exc
-        return made
-
-    def _reason(self, exc: Exception) -> str:
-        if "known_hosts" in str(exc):
-            return (
-                "the host's key is not known; check it once with `ssh` by hand, or name a file"
-                " with ssh.known_hosts"
+            jump = self._ssh.jump and fabric.Connection(self._ssh.jump, config=config)
+            made = fabric.Connection(
+                str(self._ssh.target), port=self._ssh.port, config=config, gateway=jump or None
             )
-        if "not a valid" in str(exc) or "encountered" in str(exc).lower():
-            return f"the key cannot be used ({exc}); give another --ssh-identity"
-        return f"{exc}; try `ssh {self._ssh.target} true` by hand"
-
-    def _made(
-        self,
-        config: fabric.Config,
-        target: str,
-        port: int | None = None,
-        gateway: fabric.Connection | None = None,
-    ) -> fabric.Connection:
-        """A connection that knows its host keys and refuses others."""
-        import fabric
-
-        keys: dict[str, Any] = {}
-        if self._ssh.identity is not None:
-            path = Path(self._ssh.identity).expanduser()
-            if not path.is_file():
-                raise HostError(f"--ssh-identity {path}: is no file; name the private key")
-            keys = {"key_filename": str(path), "look_for_keys": False, "allow_agent": False}
-        made = fabric.Connection(
-            target,
-            port=port,
-            config=config,
-            gateway=gateway,
-            connect_timeout=self._ssh.connect_timeout_s,
-            connect_kwargs=keys,
-        )
-        self._know(made)
-        if isinstance(made.gateway, fabric.Connection):
-            self._know(made.gateway)
+        except (OSError, ValueError, paramiko.SSHException) as exc:
+            raise HostError(
+                f"{self.name}: ssh.config: {_told(exc)}; mend it, or name another"
+            ) from exc
+        key = self._key()
+        for one in _chain(made):
+            self._prepare(one, key if one is made or one is jump else None)
+            self._know(one)
         return made
+
+    def _key(self) -> paramiko.PKey | None:
+        """The key of --ssh-identity."""
+        import paramiko
+
+        if self._ssh.identity is None:
+            return None
+        path = Path(self._ssh.identity).expanduser()
+        if not path.is_file():
+            raise HostError(f"--ssh-identity {path}: is no file; name the private key")
+        try:
+            return paramiko.PKey.from_path(path)
+        except TypeError as exc:
+            raise HostError(
+                f"--ssh-identity {path}: needs a passphrase; load it into the agent (ssh-add) and"
+                " leave --ssh-identity out"
+            ) from exc
+        except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as exc:
+            raise HostError(
+                f"--ssh-identity {path}: is no private key that can be read ({exc}); name another,"
+                " best an ed25519 one"
+            ) from exc
+
+    def _prepare(self, made: fabric.Connection, key: paramiko.PKey | None) -> None:
+        """Its deadlines, and the keys that are there."""
+        limit = self._ssh.connect_timeout_s
+        made.connect_timeout = math.ceil(limit)
+        kwargs = dict(made.connect_kwargs)
+        files = [f for f in kwargs.pop("key_filename", []) if Path(f).expanduser().is_file()]
+        kwargs |= dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), limit)
+        if key is not None:
+            kwargs |= {"pkey": key, "look_for_keys": False, "allow_agent": False}
+        made.connect_kwargs = kwargs | ({"key_filename": files} if files else {})
 
     def _know(self, made: fabric.Connection) -> None:
         """Host keys: the known ones, and no other."""
         import paramiko
 
         made.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        told = made.ssh_config.get("userknownhostsfile", "").split()
-        files = [self._ssh.known_hosts] if self._ssh.known_hosts else told or [None]
-        for file in files:
+        told = made.ssh_config
+        user = told.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+        files = f"{user} {told.get('globalknownhostsfile', GLOBAL_KNOWN_HOSTS)}".split()
+        named = self._ssh.known_hosts
+        for file in files if named is None else [named]:
+            path = Path(file).expanduser()
+            if named is None and not path.is_file():
+                continue  # as ssh does
             try:
-                made.client.load_system_host_keys(None if file is None else str(file))
+                made.client.load_system_host_keys(str(path))
             except OSError as exc:
-                raise HostError(f"ssh.known_hosts {file}: {exc.strerror}; name the file") from exc
+                raise HostError(
+                    f"ssh.known_hosts {path}: {exc.strerror}; name a file of host keys"
+                ) from exc
+            except Exception as exc:  # whatever paramiko's parsers meet
+                raise HostError(
+                    f"ssh.known_hosts {path}: holds a damaged line; mend it, or name another file"
+                ) from exc
+
+
+def _chain(made: fabric.Connection) -> Iterator[fabric.Connection]:
+    """A connection, then the one it goes through, and so on to the first hop."""
+    while made is not None and not isinstance(made, str):  # a string: a proxy command
+        yield made
+        made = made.gateway
+
+
+def _is_alive(made: fabric.Connection) -> bool:
+    transport = made.client.get_transport()
+    if transport is None:
+        return False
+    with suppress(Exception):  # of a proxy command that has ended only a write tells
+        transport.send_ignore()
+        return bool(transport.is_active())
+    return False
+
+
+def _disconnect(made: fabric.Connection) -> None:
+    for one in _chain(made):
+        transport = one.client.get_transport()
+        with suppress(Exception):
+            one.client.close()
+        proxy = getattr(transport and transport.sock, "process", None)
+        if proxy is not None:  # paramiko tells it to end, no more
+            transport.join(END_S)
+            _kill(proxy)
+
+
+def _told(exc: BaseException) -> str:
+    """What an exception says, without its errno."""
+    told = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+    file = getattr(exc, "filename", None)
+    return (f"{file}: {told}" if file else told) or type(exc).__name__
+
+
+REFUSED = (
+    "the host refused this user and key; give --ssh-identity FILE, or load the key into the agent"
+)
+UNKNOWN = (
+    "the host's key is not known; check it once with `ssh` by hand, or name a file with"
+    " ssh.known_hosts"
+)
+CHANGED = (
+    "the host key is another than the known one; if the host was set up anew, remove its line from"
+    " known_hosts"
+)
+NO_KEY = ("not a valid", "encountered", "No authentication methods")  # the last of many keys tried
+
+
+def _why(exc: Exception, limit: float) -> str:
+    """Why there is no connection, and what to do."""
+    import paramiko
+
+    told = _told(exc)
+    if isinstance(exc, paramiko.BadHostKeyException):
+        why = CHANGED
+    elif "known_hosts" in told:
+        why = UNKNOWN
+    elif isinstance(exc, paramiko.AuthenticationException) or any(w in told for w in NO_KEY):
+        why = REFUSED
+    elif isinstance(exc, socket.gaierror):
+        why = f"{told}; mend the name of the host"
+    elif isinstance(exc, TimeoutError):
+        why = f"no answer within {limit:g} s; is it up, and does a firewall let SSH through?"
+    elif isinstance(exc, OSError):
+        why = f"cannot be reached: {told}; is its sshd up?"
+    else:
+        why = f"{told}; try `ssh` by hand"
+    return why
 
 
 class SshChannel:
@@ -396,52 +565,47 @@ class SshChannel:
         try:
             self._channel.sendall(line.encode() + b"\n")
         except OSError as exc:
-            raise LostError(f"{self._what}: the connection was lost") from exc
+            raise LostError(f"{self._what}: {LOST}") from exc
 
     def receive(self, timeout_s: float) -> str:
         """One line of its output."""
         deadline = time.monotonic() + timeout_s
         while (line := self._lines.next()) is None:
-            self._channel.settimeout(max(0.001, _left(deadline)))
-            try:
-                data = self._channel.recv(READ_BYTES)
-            except TimeoutError as exc:
-                raise HostError(f"{self._what}: no answer within {timeout_s:g} s") from exc
-            except OSError as exc:
-                raise LostError(f"{self._what}: the connection was lost") from exc
+            data = self._read(_left(deadline))
+            if data is None:
+                told = f"no answer within {timeout_s:g} s; look whether the host hangs"
+                raise HostError(f"{self._what}: {told}")
             if not data:
-                raise LostError(f"{self._what}: {self.complaint() or 'ended, or was cut off'}")
+                told = self.complaint()
+                raise LostError(f"{self._what}: {f'{told}; see why it ended' if told else LOST}")
             self._lines.add(data)
         return line
+
+    def _read(self, timeout_s: float) -> bytes | None:
+        """What it says next, empty at its end, None after the timeout."""
+        self._channel.settimeout(max(0.001, timeout_s))
+        try:
+            return self._channel.recv(READ_BYTES)
+        except TimeoutError:
+            return None
+        except OSError as exc:
+            raise LostError(f"{self._what}: {LOST}") from exc
 
     def drain(self, limit: float) -> Result:
         """All it says until its end."""
         deadline, out, err = time.monotonic() + limit, bytearray(), bytearray()
-        while True:
-            self._channel.settimeout(max(0.001, min(0.1, _left(deadline))))
-            try:
-                data = self._channel.recv(READ_BYTES)
-            except TimeoutError as exc:
-                data = None
-                if _left(deadline) <= 0:
-                    raise HostError(f"{self._what}: no end within {limit:g} s") from exc
-            except OSError as exc:
-                raise LostError(f"{self._what}: the connection was lost") from exc
+        while (data := self._read(min(0.1, _left(deadline)))) != b"":
+            out += data or b""
             while self._channel.recv_stderr_ready():
                 err += self._channel.recv_stderr(READ_BYTES)
-            if data == b"":
-                break
-            out += data or b""
-        return self._ended(deadline, out, err)
-
-    def _ended(self, deadline: float, out: bytearray, err: bytearray) -> Result:
-        if not self._channel.status_event.wait(max(0.5, min(5.0, _left(deadline)))):
-            raise LostError(f"{self._what}: the connection was lost")
+            if _left(deadline) == 0:
+                raise HostError(f"{self._what}: no end within {limit:g} s; {HANGS}")
         while chunk := self._stderr():
             err += chunk
-        status = self._channel.recv_exit_status()
+        self._channel.status_event.wait(max(0.5, min(5.0, _left(deadline))))
+        status = self._channel.recv_exit_status() if self._channel.status_event.is_set() else -1
         if status < 0:
-            raise LostError(f"{self._what}: the connection was lost")
+            raise LostError(f"{self._what}: {LOST}")
         return Result(status, _text(bytes(out)), _text(bytes(err)))
 
     def _stderr(self) -> bytes:
@@ -453,7 +617,7 @@ class SshChannel:
 
     def complaint(self) -> str:
         """The last line of its error output."""
-        return _text(self._stderr()).strip().rpartition("\n")[2]
+        return _last_line(self._stderr())
 
     def close(self) -> None:
         """Ends it: the channel is closed, so its input ends."""

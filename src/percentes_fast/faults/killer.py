@@ -31,33 +31,39 @@ ENOUGH_PYTHON = "import sys; sys.exit(sys.version_info < (3, 6))"
 WHO = "whether the fault was done is not known; it is not repeated"
 
 # $1 pid, $2 start ticks, $3 what kill gets (PID or -GROUP), $4 signal, $5 seconds of a stop,
-# $6 how often to look for its end, 50 ms apart
+# $6 how often to look for its end, 50 ms apart. B, with start ticks U, ends the stop if nobody else
+# does. Of any POSIX shell: dash and busybox know no `kill --`.
 SHELL_KILLER = r"""
-trap '' HUP
+trap '' HUP PIPE; LC_ALL=C; export LC_ALL
 if [ -n "$EPOCHREALTIME" ]; then R=1000
-  now() { N=${EPOCHREALTIME%[.,]*}${EPOCHREALTIME#*[.,]}000; }
-else now() { N=$(date +%s%N); case $N in *N*) N=$(date +%s)000000000;; esac; }
-  case $(date +%N) in *N*) R=1000000000;; *) R=1;; esac; fi
-same() { read -r L 2>/dev/null < /proc/$P/stat || return 1; L=${L##*) }; set -- $L
-  case $1 in Z|X) return 1;; esac; [ "${20}" = "$T" ]; }
-P=$1; T=$2; K=$3; G=$4; S=$5; W=$6
-same || { echo '{"armed":false,"errno":3,"error":"is another process"}'; exit; }
-M=$(kill -0 -- $K 2>&1) || { case $M in *ermitted*) E=1;; *) E=3;; esac
+  now() { N=$EPOCHREALTIME; N=${N%[.,]*}${N#*[.,]}000; }
+else now() { N=$(date +%s%N); case $N in *[!0-9]*) N=$(date +%s)000000000;; esac; }
+  case $(date +%N) in *[!0-9]*) R=1000000000;; *) R=1;; esac; fi
+ticks() { X=; read -r L 2>/dev/null < /proc/$1/stat || return 1; set -- ${L##*) }
+  Z=$1; X=${20}; case $Z in [ZX]) return 1;; esac; }
+same() { ticks $1 && [ "$X" = "$2" ]; }
+nap() { sleep 0.05 2>/dev/null && I=$((I+1)) || { sleep 1; I=$((I+20)); }; }
+cont() { same $P $T && kill -CONT $K; now; echo "{\"continued\":$N}"; }
+P=$1; T=$2; K=$3; G=$4; S=$5; W=$6; B=
+same $P $T || { echo '{"armed":false,"errno":3,"error":"is another process"}'; exit; }
+M=$(kill -0 $K 2>&1) || { case $M in *ermitted*) E=1;; *) E=3;; esac
   echo "{\"armed\":false,\"errno\":$E,\"error\":\"may not be signalled\"}"; exit; }
 echo "{\"armed\":true,\"pidfd\":false,\"resolution\":$R}"
 while read -r O; do case $O in
-check) if same; then echo '{"same":true}'; else echo '{"same":false}'; fi;;
-fire) same || { echo '{"fired":false,"error":"is not the process armed any more"}'; continue; }
+check) if same $P $T; then echo '{"same":true}'; else echo '{"same":false}'; fi;;
+fire) same $P $T || { echo '{"fired":false,"error":"is another process by now"}'; continue; }
   if [ $G = STOP ]; then
-    (sleep $S; kill -CONT -- $K) </dev/null >/dev/null 2>&1 & B=$!; fi
-  now; A=$N; kill -$G -- $K 2>/dev/null; E=$?; now
-  [ $E = 0 ] || E=3; echo "{\"fired\":true,\"errno\":$E,\"before\":$A,\"after\":$N}"
-  if [ $G = STOP ]; then
-    read -r L < /proc/$P/stat; L=${L##*) }; case $L in [Tt]*) D=true;; *) D=false;; esac
-    echo "{\"stopped\":$D}"; wait $B; now; echo "{\"continued\":$N}"
-  else I=0; while same && [ $I -lt $W ]; do sleep 0.05 2>/dev/null || sleep 1; I=$((I+1)); done
-    now; if same; then echo '{"gone":null}'; else echo "{\"gone\":$N}"; fi; fi;;
+    ({ sleep $S || sleep $((${S%.*}+1)); } >/dev/null 2>&1; cont) </dev/null 2>/dev/null &
+    B=$!; ticks $B; U=$X; fi
+  now; A=$N; kill -$G $K 2>/dev/null; E=$?; now
+  [ $E = 0 ] || E=3; echo "{\"fired\":true,\"errno\":$E,\"before\":$A,\"after\":$N}"; I=0
+  if [ $G = STOP ]; then D=false
+    while [ $I -lt 40 ] && ticks $P; do case $Z in [Tt]) D=true; break;; esac; nap; done
+    echo "{\"stopped\":$D}"
+  else while same $P $T && [ $I -lt $W ]; do nap; done
+    now; if same $P $T; then echo '{"gone":null}'; else echo "{\"gone\":$N}"; fi; fi;;
 undo) break;; esac; done
+[ -z "$B" ] || { same $B $U && kill $B; cont; }
 """
 
 
@@ -78,6 +84,8 @@ class Killer:
         """Identifies the victim and starts the killer. Raises FaultError."""
         self._host, self._order = host, order
         self.identity: Identity = process.identify(host, pid)
+        if order.group:
+            process.refuse_group(host, self.identity)
         self._channel, said, sudo = self._armed()
         self._resolution_ns = int(said.get("resolution", 1))
         self.how: dict[str, object] = {
@@ -89,7 +97,11 @@ class Killer:
             if said["pidfd"]
             else "no pidfd: the pid could pass to another process between the check and the signal",
         }
-        self._family = self._children()
+        try:
+            self._family = self._children()
+        except FaultError:
+            self.undo()
+            raise
 
     def _children(self) -> tuple[int, ...]:
         below = process.descendants(process.table(self._host), self.identity.pid)
@@ -100,12 +112,13 @@ class Killer:
     def _armed(self) -> tuple[Channel, dict[str, Any], bool]:
         python = self._python()
         for sudo in (False, True):
-            channel = self._host.open(("sudo -n " if sudo else "") + self._command(python))
+            command = ("sudo -n " if sudo else "") + self._command(python)
+            channel = self._host.open(command, "the killer")
             try:
                 said = _facts(channel.receive(ANSWER_S))
-            except HostError as exc:
+            except FaultError as exc:
                 channel.close()
-                if sudo:
+                if sudo and isinstance(exc, HostError):
                     raise FaultError(
                         f"pid {self.identity.pid}: {self._host.name}: may not be signalled by this"
                         f" user, and sudo -n refused ({exc}); allow it, or use the owner"
@@ -140,7 +153,7 @@ class Killer:
                 str(victim.start_ticks),
                 target,
                 name,
-                f"{order.stop_s:g}",
+                f"{order.stop_s:.3f}",
                 looks,
             ]
             script = shlex.join([SHELL_KILLER, "killer", *words])
@@ -167,6 +180,7 @@ class Killer:
                 f"pid {self.identity.pid}: is not the process armed any more"
                 f" ({self.identity.command!r} has ended); the fault was not fired"
             )
+        process.refuse_another(self.identity, process.identify(self._host, self.identity.pid))
         self._family = self._children()
 
     def fire(self, at_ns: int) -> Fired:
@@ -180,7 +194,7 @@ class Killer:
             self._channel.send("fire")
             said = _facts(self._channel.receive(ANSWER_S))
         except HostError as exc:
-            raise FaultError(f"{exc} around the order: {WHO}") from exc
+            raise FaultError(f"the order to fire: {exc}; {WHO}") from exc
         after = time.monotonic_ns()
         if not said.get("fired"):
             raise FaultError(f"pid {self.identity.pid}: {said.get('error')}; it was not fired")
@@ -214,8 +228,9 @@ class Killer:
     def _stopped(self) -> Evidence:
         stopped = self._said(ANSWER_S).get("stopped")
         continued = None
-        if self._said(self._order.stop_s + ANSWER_S).get("continued") is not None:
-            continued = time.monotonic_ns()
+        said = self._said(self._order.stop_s + ANSWER_S)
+        if said.get("continued") is not None:
+            continued = said["mono_continued"] if self._host.is_here else time.monotonic_ns()
         return Evidence(None, (), stopped=bool(stopped), continued_ns=continued)
 
     def _said(self, timeout_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Plan: one shell command reads all of /proc/*/stat, so that the same code looks h
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
@@ -22,6 +23,8 @@ from percentes_fast.faults.host import Host, LocalHost
 
 SURVIVOR_WAIT_S = 1.0
 DEAD = "ZX"
+MARK = "#percentes-fast"  # with its two line ends more than a process name can hold
+LINE = re.compile(r"\n(?=\d+ \()")  # the name in brackets may hold a line's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +50,44 @@ def parse(stat: str) -> Process | None:
 def table(host: Host) -> dict[int, Process]:
     """All living processes of a host by pid; a zombie is dead."""
     said = host.run("cat /proc/[0-9]*/stat 2>/dev/null; true", again=True).out
-    found = filter(None, map(parse, said.splitlines()))
+    found = filter(None, map(parse, LINE.split(said)))
     return {process.pid: process for process in found if process.state not in DEAD}
+
+
+def _commands(pids: Iterable[int]) -> str:
+    """A shell command that prints `PID COMMAND LINE` of each."""
+    listed = " ".join(map(str, pids))
+    return (
+        f"for p in {listed}; do c=$(tr '\\0\\n' '  ' 2>/dev/null </proc/$p/cmdline) || continue;"
+        " printf '%s %s\\n' $p \"$c\"; done"
+    )
+
+
+def _named(said: str, processes: dict[int, Process]) -> tuple[Identity, ...]:
+    found = []
+    for line in said.split("\n"):
+        pid, _, command = line.partition(" ")
+        if pid.isdigit() and int(pid) in processes:
+            one = processes[int(pid)]
+            found.append(Identity(one.pid, one.start_ticks, command.strip(), one.group))
+    return tuple(found)
 
 
 def identities(host: Host, processes: Iterable[Process]) -> tuple[Identity, ...]:
     """Processes with their command lines; one that has ended meanwhile is left out."""
     wanted = {process.pid: process for process in processes}
-    if not wanted:
-        return ()
-    pids = " ".join(map(str, wanted))
-    script = (
-        f"for p in {pids}; do c=$(tr '\\0\\n' '  ' </proc/$p/cmdline 2>/dev/null) || continue;"
-        ' echo "$p $c"; done'
-    )
-    found = []
-    for line in host.run(script, again=True).out.splitlines():
-        pid, _, command = line.partition(" ")
-        if pid.isdigit() and int(pid) in wanted:
-            one = wanted[int(pid)]
-            found.append(Identity(one.pid, one.start_ticks, command.strip(), one.group))
-    return tuple(found)
+    return _named(host.run(_commands(wanted), again=True).out, wanted) if wanted else ()
 
 
 def identify(host: Host, pid: int) -> Identity:
     """Identity of a living process. Raises FaultError where there is none (a zombie is dead)."""
-    said = host.run(f"cat /proc/{pid}/stat", again=True)
-    process = parse(said.out)
+    script = f"cat /proc/{pid}/stat; echo '{MARK}'; {_commands([pid])}"
+    stat, _, command = host.run(script, again=True).out.partition(f"\n{MARK}\n")
+    process = parse(stat)
     where = "" if host.is_here else f" on {host.name}"
     if process is None:
         raise FaultError(f"pid {pid}: there is no such process{where}; give the server's pid")
-    found = () if process.state in DEAD else identities(host, [process])
+    found = () if process.state in DEAD else _named(command, {pid: process})
     if not found:
         raise FaultError(f"pid {pid}: has ended already{where}; give the pid of a running server")
     return found[0]
@@ -85,12 +95,12 @@ def identify(host: Host, pid: int) -> Identity:
 
 def descendants(processes: dict[int, Process], pid: int) -> tuple[Process, ...]:
     """Children of a process, their children and so on, in the order of their start."""
-    found, family = [], {pid}
-    for process in sorted(processes.values(), key=lambda p: (p.start_ticks, p.pid)):
-        if process.parent in family and process.pid != pid:
-            family.add(process.pid)
-            found.append(process)
-    return tuple(found)
+    family, new = {pid}, {pid}
+    while new:
+        new = {p.pid for p in processes.values() if p.parent in new} - family
+        family |= new
+    found = (processes[one] for one in family - {pid})
+    return tuple(sorted(found, key=lambda p: (p.start_ticks, p.pid)))
 
 
 def child_of_role(host: Host, pid: int, role: str) -> Identity:
@@ -120,6 +130,32 @@ def survivors(host: Host, victim: Identity, family: Iterable[int]) -> tuple[Iden
     return identities(host, left)
 
 
+def refuse_group(host: Host, victim: Identity) -> None:
+    """Raises FaultError where a signal to the victim's group would reach others than the server.
+
+    To the kernel group 1 is all processes there are, and group 0 the sender's own.
+    """
+    if victim.group <= 1:
+        whose = f"is in process group {victim.group}, that of the whole container or host"
+    elif host.is_here and victim.group == os.getpgrp():
+        whose = "is in this program's own process group"
+    else:
+        return
+    raise FaultError(
+        f"pid {victim.pid}: {whose}; start the server in a session of its own (setsid), or use"
+        " --fault kill"
+    )
+
+
+def refuse_another(armed: Identity, now: Identity) -> None:
+    """Raises FaultError where they are not the same process."""
+    if now != armed:
+        raise FaultError(
+            f"pid {armed.pid}: is not the process armed any more: it was {armed.command!r}, now"
+            f" {now.command!r}; the fault was not fired"
+        )
+
+
 class LocalProcess:
     """A process of this machine, identified and held by a pidfd."""
 
@@ -129,21 +165,18 @@ class LocalProcess:
         self.identity = identify(self._host, pid)
         self.how: dict[str, object] = {"by": "pidfd of this machine", "group": group}
         self._signal, self._group, self._gone_timeout_s = number, group, gone_timeout_s
-        if group and self.identity.group == os.getpgrp():
-            raise FaultError(
-                f"pid {pid}: is in this program's own process group; start the server in a session"
-                " of its own (setsid), or use --fault kill"
-            )
+        if group:
+            refuse_group(self._host, self.identity)
         try:
             self._pidfd = _native.pidfd_open(pid)
         except OSError as exc:
             raise FaultError(f"pid {pid}: {exc.strerror}; it cannot be held by a pidfd") from exc
         try:
             self._check_permission()
+            self._family = self._children()
         except FaultError:
             self.undo()
             raise
-        self._family = self._children()
 
     def _children(self) -> tuple[int, ...]:
         return tuple(p.pid for p in descendants(table(self._host), self.identity.pid))
@@ -161,12 +194,7 @@ class LocalProcess:
 
     def check(self) -> None:
         """The same process still? Raises FaultError."""
-        now = identify(self._host, self.identity.pid)
-        if now != self.identity:
-            raise FaultError(
-                f"pid {self.identity.pid}: is not the process armed any more: it was"
-                f" {self.identity.command!r}, now {now.command!r}; the fault was not fired"
-            )
+        refuse_another(self.identity, identify(self._host, self.identity.pid))
         self._family = self._children()
 
     def fire(self, at_ns: int) -> Fired:

@@ -62,7 +62,11 @@ class Victim:
         """Raises OSError where it is not there, or may not be signalled."""
         self.pid, self.ticks, self.group, self.fd = pid, ticks, group, -1
         if PIDFD is not None:
-            self.fd = PIDFD(pid)
+            try:
+                self.fd = PIDFD(pid)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOSYS, errno.EPERM):  # an old kernel, a seccomp filter
+                    raise
         if not self.same():
             raise OSError(errno.ESRCH, "is another process than the one identified")
         self.send(0)
@@ -88,11 +92,11 @@ class Victim:
         return not self.same()
 
 
-def fire(victim: Victim) -> bool:
-    """Signals between clock reads; returns whether the kernel took it."""
+def fire(victim: Victim) -> Optional[int]:
+    """Signals between clock reads; errno (0: the kernel took it), None where it is another."""
     if not victim.same():
-        say(fired=False, error="is not the process armed any more")
-        return False
+        say(fired=False, error="is another process by now")
+        return None
     number, code = JOB["signal"], 0
     monotonic = time.CLOCK_MONOTONIC
     start = time.clock_gettime(monotonic)  # warms the path
@@ -105,7 +109,7 @@ def fire(victim: Victim) -> bool:
     r1 = _ns(time.CLOCK_REALTIME)
     m1 = _ns(monotonic)
     say(fired=True, errno=code, before=r0, after=r1, mono_before=m0, mono_after=m1, warm=start > 0)
-    return code == 0
+    return code
 
 
 def _ns(clock: int) -> int:
@@ -115,14 +119,16 @@ def _ns(clock: int) -> int:
 
 
 def watch_gone(victim: Victim) -> None:
-    """Says when the process has ended, on this host's clocks."""
-    deadline = time.time() + JOB["gone_timeout_s"]
-    while time.time() < deadline:
-        if victim.gone():
-            say(gone=_ns(time.CLOCK_REALTIME), mono_gone=_ns(time.CLOCK_MONOTONIC))
+    """Says when the process has ended, on this host's clocks; an order ends the watch."""
+    deadline = time.monotonic() + JOB["gone_timeout_s"]
+    held = [victim.fd] if victim.fd >= 0 else []
+    while not victim.gone():
+        left = deadline - time.monotonic()
+        if left <= 0 or ORDERS or select.select([0], [], [], 0)[0]:
+            say(gone=None)
             return
-        time.sleep(LATE_LOOK_S)
-    say(gone=None)
+        select.select([0, *held], [], [], left if held else min(left, LATE_LOOK_S))
+    say(gone=_ns(time.CLOCK_REALTIME), mono_gone=_ns(time.CLOCK_MONOTONIC))
 
 
 def guard(victim: Victim) -> int:
@@ -151,24 +157,30 @@ def guard(victim: Victim) -> int:
 def stop(victim: Victim) -> None:
     """SIGSTOP, then SIGCONT after the time asked for, or at once when nobody listens any more."""
     writer = guard(victim)
-    until = time.time() + JOB["stop_s"]
-    landed = fire(victim)
-    while landed and not _stopped(victim) and time.time() < until:
-        time.sleep(LATE_LOOK_S)
-    say(stopped=landed and _stopped(victim))
+    until = time.monotonic() + JOB["stop_s"]
+    code = fire(victim)
+    if code != 0:
+        os.write(writer, b"d")
+        if code is not None:
+            say(stopped=False)
+            say(continued=None)
+        return
     try:
-        while landed and time.time() < until:
-            ready = select.select([0], [], [], max(0.0, until - time.time()))[0]
-            if ready:  # undo, or the end of the input
-                break
+        while not _stopped(victim) and time.monotonic() < until:
+            time.sleep(LATE_LOOK_S)
+        say(stopped=_stopped(victim))
+        left = until - time.monotonic()
+        if left > 0 and not ORDERS:
+            select.select([0], [], [], left)  # undo, or the end of the input
     finally:
         try:
             victim.send(signal.SIGCONT)
         except OSError:
             pass
         at = _ns(time.CLOCK_REALTIME)
+        mono = _ns(time.CLOCK_MONOTONIC)
         os.write(writer, b"d")
-    say(continued=at, mono_continued=_ns(time.CLOCK_MONOTONIC))
+    say(continued=at, mono_continued=mono)
 
 
 def _stopped(victim: Victim) -> bool:
@@ -197,7 +209,7 @@ def main() -> None:
             say(same=victim.same())
         elif JOB["signal"] == signal.SIGSTOP:
             stop(victim)
-        elif fire(victim):
+        elif fire(victim) is not None:
             watch_gone(victim)
 
 

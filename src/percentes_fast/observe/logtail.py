@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from percentes_fast.errors import FaultError
-from percentes_fast.faults.host import Host, HostError
+from percentes_fast.faults.host import Host, HostError, tied
 
 ANSWER_S = 5.0
 QUIET_S = 3600.0 * 24
 STAMPED = b"d"
 BASH = (
-    "while IFS= read -r l; do printf '%s000 d %s\\n'"
-    ' "${EPOCHREALTIME%[.,]*}${EPOCHREALTIME#*[.,]}" "$l"; done'
+    "while IFS= read -r l; do t=$EPOCHREALTIME;"
+    ' printf \'%s000 d %s\\n\' "${t%[.,]*}${t#*[.,]}" "$l"; done'
 )
 PYTHON = (
     "import sys,time\n"
@@ -37,11 +37,15 @@ class Tail:
         """Raises FaultError where the file cannot be read, or nothing there can stamp lines."""
         self.lost: str | None = None
         quoted = shlex.quote(path)
-        if host.run(f"test -r {quoted}", again=True).status != 0:
+        stamper = self._stamper(host)
+        said = host.run(f"test -f {quoted} && test -r {quoted} && wc -c <{quoted}", again=True)
+        if said.status != 0:
             raise FaultError(
                 f"log.path {path}: cannot be read on {host.name}; name the server's log"
             )
-        self._channel = host.open(f"tail -n 0 -F {quoted} 2>/dev/null | {self._stamper(host)}")
+        # from the byte where it ends now: no line is lost until tail has started
+        follow = f"tail -c +{int(said.out) + 1} -F -- {quoted} 2>/dev/null | {stamper}"
+        self._channel = host.open(tied(follow), "the log reader")
         self._file = into.open("ab", buffering=0)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -53,7 +57,7 @@ class Tail:
         if host.run("python3 -c pass", again=True).status == 0:
             return shlex.join(["python3", "-u", "-c", PYTHON])
         raise FaultError(
-            f"log.path: {host.name} has neither bash 5 nor python3 to stamp lines with"
+            f"log.path: {host.name} has neither bash 5 nor python3 to stamp lines with; install one"
         )
 
     def _follow(self) -> None:

@@ -3,8 +3,9 @@
 Never: starts a process a sample where the host can do without, fits a clock (analysis/clockfit.py
 does), or disturbs the run: a lost channel ends the samples and is told.
 Plan: a reader on the host answers each line with its wall clock (bash with EPOCHREALTIME, else
-python3, else date). A sample is (clock here before, reading there, clock here after). `Sampler` is
-a thread: a burst when told, else once a second, and one fresh connection a second for R.
+python3, else another shell that has it, else date). A sample is (clock here before, reading there,
+clock here after). `Sampler` is a thread: a burst when told, else once a second, and one fresh
+connection a second for R.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ANSWER_S = 5.0
 EVERY_S = 1.0
 DIAL_TIMEOUT_S = 2.0
 # resolution of a reading in ns, as the reader tells it in its first line
-BASH = "echo 1000; while read -r l; do echo ${EPOCHREALTIME%[.,]*}${EPOCHREALTIME#*[.,]}000; done"
+BASH = "echo 1000; while read -r l; do t=$EPOCHREALTIME; echo ${t%[.,]*}${t#*[.,]}000; done"
 PYTHON = """
 import sys, time
 now = getattr(time, "time_ns", None)
@@ -33,8 +34,8 @@ print(1 if now else 239, flush=True)
 for line in sys.stdin: print(now() if now else int(time.time() * 1e9), flush=True)
 """
 DATE = (
-    "case $(date +%N) in *N*) echo 1000000000; s=000000000; f=%s;; *) echo 1; s=; f=%s%N;; esac;"
-    " while read -r l; do echo $(date +$f)$s; done"
+    "case $(date +%N) in *[!0-9]*) echo 1000000000; s=000000000; f=%s;;"
+    " *) echo 1; s=; f=%s%N;; esac; while read -r l; do echo $(date +$f)$s; done"
 )
 READERS = (
     (
@@ -43,6 +44,11 @@ READERS = (
         ("bash", "-c", BASH),
     ),
     ("python3", "python3 -c pass", ("python3", "-u", "-c", PYTHON)),
+    (
+        "sh with EPOCHREALTIME",
+        "test -n \"$(sh -c 'echo $EPOCHREALTIME')\"",
+        ("sh", "-c", BASH),
+    ),
     ("date, one process a sample", "date +%s", ("sh", "-c", DATE)),
 )
 TCP_INFO_MIN_RTT = struct.Struct("68xI76xI")  # tcpi_rtt, tcpi_min_rtt of linux/tcp.h, in us
@@ -70,15 +76,19 @@ class Reader:
     def __init__(self, host: Host) -> None:
         """Starts the best reader that the host has. Raises HostError."""
         self.name, self._channel = self._open(host)
-        self.resolution_ns = int(self._channel.receive(ANSWER_S))
+        try:
+            self.resolution_ns = int(self._channel.receive(ANSWER_S))
+        except (HostError, ValueError) as exc:
+            self._channel.close()
+            raise HostError(f"{host.name}: the clock reader by {self.name}: {exc}") from exc
 
     @staticmethod
     def _open(host: Host) -> tuple[str, Channel]:
         for name, test, words in READERS:
             if host.run(test, again=True).status == 0:
-                return name, host.open(shlex.join(words))
+                return name, host.open(shlex.join(words), "the clock reader")
         raise HostError(
-            f"{host.name}: has neither bash, python3 nor date; its clock cannot be read"
+            f"{host.name}: has neither bash, python3 nor date to read its clock with; install one"
         )
 
     def sample(self, phase: str) -> Sample:
@@ -102,15 +112,15 @@ def dial(ip: str, port: int) -> Sample | None:
     The kernel's own figure (TCP_INFO, whole us, so up to 1 us is taken off), never more than the
     time that the call took.
     """
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as made:
-        made.settimeout(DIAL_TIMEOUT_S)
-        before = time.monotonic_ns()
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as made:
+            made.settimeout(DIAL_TIMEOUT_S)
+            before = time.monotonic_ns()
             made.connect((ip, port))
-        except OSError:
-            return None
-        after = time.monotonic_ns()
-        told = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_MIN_RTT.size)
+            after = time.monotonic_ns()
+            told = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_MIN_RTT.size)
+    except OSError:
+        return None
     kernel_us = min(TCP_INFO_MIN_RTT.unpack(told)) if len(told) == TCP_INFO_MIN_RTT.size else 0
     trip = after - before
     if 0 < kernel_us < 0xFFFFFFFF:
@@ -180,13 +190,21 @@ class Sampler:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(ANSWER_S + DIAL_TIMEOUT_S)
-        with suppress(HostError):
-            if self.lost is not None:
+        try:
+            if self.lost is None:
+                self.burst("after")
+        except HostError as exc:
+            self.lost = str(exc)
+        if self.lost is not None:
+            with suppress(HostError):
+                self.reader.close()
                 self._host.run("true", again=True)  # connects again
                 self.reader = Reader(self._host)
-            self.burst("after")
+                self.burst("after")
 
     def close(self) -> None:
-        """Ends the reader."""
+        """Ends the reader and the thread: nothing is kept any more."""
         self._ended.set()
         self.reader.close()
+        if self._thread is not None:
+            self._thread.join(ANSWER_S + DIAL_TIMEOUT_S)
