@@ -383,3 +383,20 @@ def test_targets_and_replicas_of_a_service() -> None:
     assert [name for name, _ in replicas(config)] == ["replica-1", "server"]
     alone = load(None, {"target.url": "http://a:1", "fault.kind": "none"}).config
     assert replicas(alone) == (("server", "http://a:1"),)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("vllm serve m --api-key sk-123 --port 1", "vllm serve m --api-key <redacted> --port 1"),
+        ("vllm serve m --api-key=sk-123", "vllm serve m --api-key=<redacted>"),
+        ("x --HF_TOKEN abc -key abc", "x --HF_TOKEN <redacted> -key <redacted>"),
+        ("x --max-num-batched-tokens 8192", "x --max-num-batched-tokens 8192"),
+        (
+            "x --ssl-keyfile k.pem --trust-key --port 1",
+            "x --ssl-keyfile k.pem --trust-key --port 1",
+        ),
+    ],
+)
+def test_secrets_of_a_command_line_are_blotted_out(command: str, shown: str) -> None:
+    assert target.blotted(command) == shown

@@ -21,7 +21,7 @@ from percentes_fast import rundir
 from percentes_fast.config import Config, seconds_ns
 from percentes_fast.errors import ClientError, FaultError, PercentesError
 from percentes_fast.faults import container as containers
-from percentes_fast.faults import evidence, kinds
+from percentes_fast.faults import evidence, kinds, process
 from percentes_fast.faults.base import Armed, Evidence, Fired
 from percentes_fast.faults.host import Host, SshHost, reach
 from percentes_fast.observe import logtail
@@ -85,7 +85,8 @@ class Injection:
         self.facts["how"] = self._armed.how
         self.facts["path"] = self._path(place)
         self.facts["before"] = evidence.look(self._host, place[1])
-        self.facts["fingerprints"] = {"before": self._fingerprint(), "after": None}
+        self._place = place
+        self.facts["fingerprints"] = {"before": self._fingerprint(pid), "after": None}
         if not self._host.is_here:
             self._journal = self._directory.journal("offsets")
             self._sampler = Sampler(self._host, place, self._keep)
@@ -138,9 +139,19 @@ class Injection:
             "proxied_because": why if proxied else None,
         }
 
-    def _fingerprint(self) -> dict[str, Any]:
-        assert self._armed is not None
-        return evidence.fingerprint(self._host, self._armed.identity.command)
+    def _fingerprint(self, pid: int | None) -> dict[str, Any]:
+        """The host's GPUs and kernel, the server's command line (of `pid`) and versions."""
+        command = None
+        if pid:
+            with contextlib.suppress(FaultError):  # it may be gone again: told elsewhere
+                command = process.identify(self._host, pid).command
+        https = self._config.target.https
+        return {
+            "command": command,
+            "server_version": None if https else evidence.server_version(*self._place),
+            "container_engine": self._container.version if self._container else None,
+            **evidence.fingerprint(self._host),
+        }
 
     # ------------------------------------------------------------ the load
 
@@ -256,7 +267,9 @@ class Injection:
             self.facts["clock"]["lost"] = self._sampler.lost
 
     def _fingerprint_after(self) -> None:
-        self.facts["fingerprints"]["after"] = self._fingerprint()
+        found = self.facts["container"]
+        pid = None if found is None or found["after"] is None else found["after"]["pid"]
+        self.facts["fingerprints"]["after"] = self._fingerprint(pid)
 
     def _container_after(self) -> None:
         if self._container is None:

@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from percentes_fast.errors import ConfigError
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET_OPTION = re.compile(
+    r"((?:^|\s)--?[\w-]*(?:key|token|secret|password|passphrase)(?:=|\s+))(?!-)\S+", re.IGNORECASE
+)
 SECRET_WORDS = ("auth", "key", "token", "secret", "cookie", "password")
 
 
@@ -141,6 +144,11 @@ def speaks_tls(url: str | None) -> bool:
 def looks_secret(header: str) -> bool:
     """Is that the name of a header whose value nobody else should read?"""
     return any(word in header.lower() for word in SECRET_WORDS)
+
+
+def blotted(command: str) -> str:
+    """A command line without the values of options whose names end as secrets' names do."""
+    return SECRET_OPTION.sub(r"\1<redacted>", command)
 
 
 def split_url(url: str) -> tuple[str, int, str]:

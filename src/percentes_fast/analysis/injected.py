@@ -143,5 +143,15 @@ def notes(run: StoredRun, clock: ClockReport | None) -> Iterator[str]:
         yield f"clock samples ended early: {clock.lost}"
     if clock is not None and clock.step:
         yield f"the clock of {clock.host} (or this one's) stepped {clock.step}"
+    yield from _changed(fault.get("fingerprints") or {})
     if fault.get("after_error") and fault["fire"] is not None:
         yield f"after the fault: {fault['after_error']}"
+
+
+def _changed(prints: Mapping[str, Any]) -> Iterator[str]:
+    """What of the server is not what it was before the fault; GPUs are gate G5's."""
+    before, after = prints.get("before") or {}, prints.get("after") or {}
+    for key in ("server_version", "command", "kernel", "container_engine"):
+        one, other = before.get(key), after.get(key)
+        if one is not None and other is not None and one != other:
+            yield f"{key.replace('_', ' ')}: {one!r} before, {other!r} after"

@@ -6,6 +6,8 @@ Plan: one shell command an inspection, its parts told apart by marks of our own.
 
 from __future__ import annotations
 
+import http.client
+import json
 from typing import Any
 
 from percentes_fast.faults.host import Host, HostError
@@ -35,6 +37,7 @@ echo '{MARK}cpus'; grep -c ^processor /proc/cpuinfo
 echo '{MARK}gpu'; {SMI} --query-gpu={",".join(GPU_FIELDS)} --format=csv,noheader || echo absent
 """
 LISTEN = "0A"
+VERSION_TIMEOUT_S, VERSION_BYTES = 2.0, 4096
 
 
 def _parts(text: str) -> dict[str, list[str]]:
@@ -81,13 +84,27 @@ def look(host: Host, port: int) -> dict[str, Any]:
     }
 
 
-def fingerprint(host: Host, command: str) -> dict[str, Any]:
-    """Kernel, CPUs, GPUs (null: no nvidia-smi) of a host, and the server's command line."""
+def server_version(ip: str, port: int) -> str | None:
+    """What the server answers to GET /version (vLLM does); None where it does not."""
+    asked = http.client.HTTPConnection(ip, port, timeout=VERSION_TIMEOUT_S)
+    try:
+        asked.request("GET", "/version")
+        answer = asked.getresponse()
+        told = json.loads(answer.read(VERSION_BYTES)) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        asked.close()
+    version = told.get("version") if isinstance(told, dict) else None
+    return version if isinstance(version, str) else None
+
+
+def fingerprint(host: Host) -> dict[str, Any]:
+    """Kernel, CPUs and GPUs (null: no nvidia-smi) of a host."""
     parts = _parts(host.run(FINGERPRINT, again=True).out)
     gpu = parts.get("gpu", ["absent"])
     rows = [dict(zip(GPU_FIELDS, map(str.strip, line.split(",")), strict=False)) for line in gpu]
     return {
-        "command": command,
         "kernel": next(iter(parts.get("kernel", [])), None),
         "cpus": next(iter(parts.get("cpus", [])), None),
         "gpus": None if "absent" in gpu else rows,

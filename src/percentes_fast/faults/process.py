@@ -20,6 +20,7 @@ from percentes_fast import _native
 from percentes_fast.errors import FaultError
 from percentes_fast.faults.base import Evidence, Fired, Identity
 from percentes_fast.faults.host import Host, LocalHost
+from percentes_fast.target import blotted
 
 SURVIVOR_WAIT_S = 1.0
 DEAD = "ZX"
@@ -69,7 +70,8 @@ def _named(said: str, processes: dict[int, Process]) -> tuple[Identity, ...]:
         pid, _, command = line.partition(" ")
         if pid.isdigit() and int(pid) in processes:
             one = processes[int(pid)]
-            found.append(Identity(one.pid, one.start_ticks, command.strip(), one.group))
+            shown = blotted(command.strip())  # it is stored and told: no --api-key
+            found.append(Identity(one.pid, one.start_ticks, shown, one.group))
     return tuple(found)
 
 
