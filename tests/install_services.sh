@@ -20,6 +20,7 @@ missing() { # Debian packages, one a line
     has_static_busybox || echo busybox-static
     has_faketime || echo libfaketime
     has ip || echo iproute2
+    has sudo || echo sudo
     has unshare && has setpriv || echo util-linux
 }
 

@@ -1,6 +1,10 @@
-"""A process identified, held and signalled: real children, each in a session of its own.
+"""A process of this machine identified, held and signalled: real children, each in its own session.
 
-Never: signals a process that this test did not start.
+Does: identities from /proc, roles, groups, the kinds of fault that this program does itself, and a
+      pid that really passed to another process.
+Never: signals a process that this test did not start; what could reach others runs in a pid
+       namespace of its own.
+Plan: identity; below a process; firing; groups that are refused; another process in its place.
 """
 
 from __future__ import annotations
@@ -19,9 +23,12 @@ import pytest
 
 from percentes_fast import _native
 from percentes_fast.errors import FaultError
-from percentes_fast.faults import host
-from percentes_fast.faults.host import LocalProcess, group_members, identify
-from percentes_fast.faults.kinds import ARM
+from percentes_fast.faults import kinds, process
+from percentes_fast.faults.base import Armed, Identity
+from percentes_fast.faults.host import LocalHost
+from percentes_fast.faults.process import LocalProcess, survivors
+from percentes_fast.site import Fault
+from real_hosts import program
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 PARENT = (
@@ -30,6 +37,16 @@ PARENT = (
     "print(child.pid, flush=True)\n"
     "time.sleep(600)\n"
 )
+HERE = LocalHost()
+
+
+def identify(pid: int) -> Identity:
+    return process.identify(HERE, pid)
+
+
+def arm(kind: str, pid: int, **more: object) -> Armed:
+    fault = Fault.model_validate({"kind": kind, **more})
+    return kinds.ARM[kind](kinds.Victim(HERE, pid), fault)
 
 
 @contextlib.contextmanager
@@ -38,20 +55,20 @@ def child(code: str = SLEEP, *, session: bool = True) -> Iterator[tuple[int, str
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=session
-    ) as process:
-        assert process.stdout is not None
+    ) as started:
+        assert started.stdout is not None
         try:
-            yield process.pid, process.stdout.readline().strip()
+            yield started.pid, started.stdout.readline().strip()
         finally:
-            process.kill()
+            started.kill()
             if session:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    os.killpg(started.pid, signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "SURVIVOR_WAIT_S", 0.2)
+    monkeypatch.setattr(process, "SURVIVOR_WAIT_S", 0.2)
 
 
 def alive(pid: int) -> bool:
@@ -82,24 +99,124 @@ def test_identity() -> None:
 def test_a_command_name_with_spaces_and_brackets(tmp_path: Path) -> None:
     odd = tmp_path / "a ) b (1) Z"
     odd.symlink_to("/bin/sleep")
-    with subprocess.Popen([odd, "600"], start_new_session=True) as process:
+    with subprocess.Popen([odd, "600"], start_new_session=True) as started:
         try:
-            identity = identify(process.pid)
+            identity = identify(started.pid)
         finally:
-            process.kill()
+            started.kill()
     assert identity.command == f"{odd} 600"
-    assert identity.group == process.pid
+    assert identity.group == started.pid
+
+
+def test_a_command_line_is_kept_whatever_is_in_it() -> None:
+    words = [
+        "-c",
+        "import time; time.sleep(600)",
+        r"a\nb\c",
+        "two\nlines",
+        "\x85\x1c",
+        "%s $HOME `x`",
+    ]
+    with subprocess.Popen([sys.executable, *words], start_new_session=True) as started:
+        try:
+            identity = identify(started.pid)
+            found = process.table(HERE)[started.pid]
+        finally:
+            started.kill()
+    said = " ".join([sys.executable, *words]).replace("\n", " ")
+    assert identity.command == said
+    assert (found.parent, found.start_ticks) == (os.getpid(), identity.start_ticks)
+
+
+def test_a_process_name_with_a_line_end_is_in_the_table(tmp_path: Path) -> None:
+    odd = tmp_path / "x) S 1\n\n2 y"
+    odd.symlink_to("/bin/sleep")
+    with subprocess.Popen([odd, "600"], start_new_session=True) as started:
+        try:
+            found = process.table(HERE)[started.pid]
+            assert (found.parent, found.group) == (os.getpid(), started.pid)
+            assert identify(started.pid).start_ticks == found.start_ticks
+        finally:
+            started.kill()
 
 
 def test_no_such_process_and_one_that_has_ended() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(FaultError, match="has ended already; give"):
-            identify(process.pid)
+            identify(ended.pid)
         with pytest.raises(FaultError, match="has ended already; give"):
-            LocalProcess(process.pid, signal.SIGKILL, group=False)
+            LocalProcess(ended.pid, signal.SIGKILL, group=False)
     with pytest.raises(FaultError, match="there is no such process; give"):
-        identify(process.pid)
+        identify(ended.pid)
+
+
+# ---------------------------------------------------------------- below a process
+
+FAMILY = """
+import subprocess, sys, time
+for name in sys.argv[1:]:
+    command = [name, "-c", "sleep 600 & echo; wait"]
+    child = subprocess.Popen(command, executable="/bin/sh", stdout=subprocess.PIPE)
+    child.stdout.readline()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def family(*names: str) -> Iterator[int]:
+    """A process with children of these names, each with a `sleep 600` of its own."""
+    command = [sys.executable, "-c", FAMILY, *names]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as started:
+        assert started.stdout is not None
+        try:
+            started.stdout.readline()
+            yield started.pid
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def test_descendants_are_found_at_any_depth_in_the_order_of_their_start() -> None:
+    with family("api", "VLLM::EngineCore") as pid:
+        below = process.descendants(process.table(HERE), pid)
+        commands = [each.command.split()[0] for each in process.identities(HERE, below)]
+    assert sorted(commands) == ["VLLM::EngineCore", "api", "sleep", "sleep"]
+    assert commands.index("api") < commands.index("VLLM::EngineCore")
+    assert [each.start_ticks for each in below] == sorted(each.start_ticks for each in below)
+
+
+def test_kill_child_takes_the_one_that_fits_the_role_in_any_case() -> None:
+    with family("api", "VLLM::EngineCore") as pid:
+        armed = arm("kill_child", pid, role="enginecore")
+        assert armed.identity.command.startswith("VLLM::EngineCore -c")
+        below = process.descendants(process.table(HERE), armed.identity.pid)
+        armed.check()
+        assert armed.fire(0).errno == 0
+        found = armed.evidence()
+        armed.undo()
+        assert found.gone_ns is not None
+        left = {each.pid for each in found.survivors}
+        assert {each.pid for each in below} < left
+        assert armed.identity.pid not in left
+        assert alive(pid)
+
+
+def test_kill_child_refuses_none_and_two_that_fit() -> None:
+    with family("api", "worker_0", "worker_1") as pid:
+        with pytest.raises(FaultError) as none:
+            arm("kill_child", pid)
+        with pytest.raises(FaultError) as two:
+            arm("kill_child", pid, role="worker")
+    said = str(none.value)
+    assert f"fault.role 'EngineCore': no process below pid {pid} have it" in said
+    assert "'api -c sleep 600 & echo; wait'" in said and "'worker_1 -c" in said
+    said = str(two.value)
+    assert f"fault.role 'worker': 2 processes below pid {pid} have it" in said
+    assert "'worker_0 -c" in said and "'api" not in said
+    assert said.endswith("name one of them with fault.role")
+    with child() as (pid, _), pytest.raises(FaultError, match=r"command line \(none\)"):
+        arm("kill_child", pid)
 
 
 def test_pidfd_of_no_process() -> None:
@@ -124,7 +241,7 @@ def test_permission_is_checked_at_arming(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_kill_ends_one_process_between_two_clock_reads() -> None:
     with child(PARENT) as (pid, grandchild):
-        armed = ARM["kill"](pid)
+        armed = arm("kill", pid)
         armed.check()
         at = time.monotonic_ns() + 50_000_000
         fired = armed.fire(at)
@@ -141,9 +258,9 @@ def test_kill_ends_one_process_between_two_clock_reads() -> None:
 
 def test_kill_group_ends_all_of_it() -> None:
     with child(PARENT) as (pid, grandchild):
-        armed = ARM["kill_group"](pid)
+        armed = arm("kill_group", pid)
         armed.check()
-        assert {member.pid for member in group_members(pid)} == {pid, int(grandchild)}
+        assert {left.pid for left in survivors(HERE, armed.identity, ())} == {int(grandchild)}
         fired = armed.fire(0)
         assert fired.errno == 0
         until_gone(int(grandchild))
@@ -155,7 +272,7 @@ def test_kill_group_ends_all_of_it() -> None:
 
 def test_a_time_that_has_passed_is_fired_at_once() -> None:
     with child() as (pid, _):
-        armed = ARM["kill"](pid)
+        armed = arm("kill", pid)
         before = time.monotonic_ns()
         fired = armed.fire(1)
         armed.undo()
@@ -165,9 +282,77 @@ def test_a_time_that_has_passed_is_fired_at_once() -> None:
 def test_own_group_is_refused() -> None:
     with child(session=False) as (pid, _):
         with pytest.raises(FaultError, match="own process group; start the server in a session"):
-            ARM["kill_group"](pid)
-        armed = ARM["kill"](pid)  # a single process of it may be killed
+            arm("kill_group", pid)
+        armed = arm("kill", pid)  # a single process of it may be killed
         armed.undo()
+
+
+def test_what_outlived_its_parent_is_among_the_survivors_and_what_left_the_group_too() -> None:
+    code = PARENT.replace("'import time", "'import os, time; os.setsid()")
+    with child(code) as (pid, grandchild):
+        try:
+            while identify(int(grandchild)).group == pid:
+                time.sleep(0.01)
+            armed = arm("kill_group", pid)
+            assert armed.fire(0).errno == 0
+            found = armed.evidence()
+            armed.undo()
+            assert [each.pid for each in found.survivors] == [int(grandchild)]
+            assert process.table(HERE)[int(grandchild)].parent != pid
+        finally:
+            os.kill(int(grandchild), signal.SIGKILL)
+
+
+def test_term_ends_a_process_that_obeys() -> None:
+    with child() as (pid, _):
+        armed = arm("term", pid)
+        assert armed.fire(0).errno == 0
+        assert armed.evidence().gone_ns is not None
+        armed.undo()
+
+
+FIRST = """
+import os, subprocess, sys
+if sys.argv[1] == "1":
+    os.setsid()
+victim = subprocess.Popen(["sleep", "600"])
+command = [sys.executable, "-c", sys.argv[2], str(victim.pid)]
+done = subprocess.run(command, start_new_session=True)
+print(done.returncode, victim.poll())
+"""
+ARMING = """
+import sys
+from percentes_fast.errors import FaultError
+from percentes_fast.faults import host, kinds, killer
+from percentes_fast.site import Fault
+here, pid = host.LocalHost(), int(sys.argv[1])
+for arm in (
+    lambda: kinds.ARM["kill_group"](kinds.Victim(here, pid), Fault(kind="kill_group")),
+    lambda: killer.Killer(here, pid, killer.Order(9, True, 1.0, 1.0)),
+):
+    try:
+        arm()
+    except FaultError as exc:
+        print(exc, flush=True)
+"""
+
+
+@pytest.mark.parametrize("leader", [False, True])
+def test_a_group_that_is_the_whole_container_is_refused(leader: bool) -> None:
+    """A signal to group 1 would be one to all processes, one to group 0 to the sender's own."""
+    words = [program("unshare"), "--pid", "--fork", "--mount-proc", "--kill-child"]
+    done = subprocess.run(
+        [*words, sys.executable, "-c", FIRST, str(int(leader)), ARMING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    first, second, last = done.stdout.splitlines()
+    assert first == second
+    assert f"is in process group {int(leader)}, that of the whole container" in first
+    assert "start the server in a session of its own (setsid), or use --fault kill" in first
+    assert (last, done.stderr) == ("0 None", "")
 
 
 # ---------------------------------------------------------------- another process in its place
@@ -190,26 +375,26 @@ def test_exec_makes_it_another_process() -> None:
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
         try:
-            process.stdout.readline()
-            armed = LocalProcess(process.pid, signal.SIGKILL, group=False)
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            while identify(process.pid) == armed.identity:
+            started.stdout.readline()
+            armed = LocalProcess(started.pid, signal.SIGKILL, group=False)
+            started.stdin.write(b"\n")
+            started.stdin.flush()
+            while identify(started.pid) == armed.identity:
                 time.sleep(0.01)
             with pytest.raises(FaultError, match="now 's 600'; the fault was not fired"):
                 armed.check()
             armed.undo()
         finally:
-            process.kill()
+            started.kill()
 
 
 def test_a_victim_that_ended_is_not_signalled_whoever_has_its_pid() -> None:
     with child() as (pid, _):
-        armed = ARM["kill"](pid)
+        armed = arm("kill", pid)
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(FaultError, match="has ended already"):
@@ -220,11 +405,10 @@ def test_a_victim_that_ended_is_not_signalled_whoever_has_its_pid() -> None:
     armed.undo()
 
 
-def test_a_victim_that_does_not_go_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "GONE_TIMEOUT_S", 0.2)
+def test_a_victim_that_does_not_go_is_told() -> None:
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
     with child(code) as (pid, _):
-        armed = LocalProcess(pid, signal.SIGTERM, group=False)
+        armed = LocalProcess(pid, signal.SIGTERM, group=False, gone_timeout_s=0.2)
         assert armed.fire(0).errno == 0
         evidence = armed.evidence()
         armed.undo()

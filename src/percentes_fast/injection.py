@@ -23,7 +23,8 @@ from percentes_fast.errors import ClientError, FaultError, PercentesError
 from percentes_fast.faults import container as containers
 from percentes_fast.faults import evidence, kinds, process
 from percentes_fast.faults.base import Armed, Evidence, Fired
-from percentes_fast.faults.host import Host, SshHost, reach
+from percentes_fast.faults.host import Host
+from percentes_fast.faults.ssh import SshHost, reach
 from percentes_fast.observe import logtail
 from percentes_fast.observe.offset import NEAR, Sample, Sampler
 
