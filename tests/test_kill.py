@@ -85,6 +85,11 @@ def remote(**changed: Any) -> Run:
         },
     }
     run.fault |= changed
+    for each in run.rows:  # nothing on this path is faster than R
+        if each["acked_kernel_ns"] is not None:
+            each["acked_kernel_ns"] = each["sent_kernel_ns"] + TRIP + US
+        if each["connect_ns"] is not None:
+            each["connect_ns"] = TRIP + US
     run.offsets = [
         sample("arm", -S, OFFSET - 5 * US),
         sample("run", 9 * S + S // 2),
@@ -364,7 +369,7 @@ def test_on_a_shared_path_a_consequence_may_come_first(
     found: Row, until: int, tmp_path: Path
 ) -> None:
     run = remote()
-    run.rows.append(found)
+    run.rows.append(found | {"acked_kernel_ns": None})
     assert bracket(run, tmp_path) == Interval(L, until, HOW_L)
 
 
@@ -438,3 +443,22 @@ def test_a_host_clock_may_be_given_by_hand(tmp_path: Path) -> None:
     assert found is not None
     assert (found.fire_ns, found.uncertainty_ns) == (SIGNAL + 500, 6500 + 7 + 20)
     assert found.zone_ns == 6500 + 7 + 20 + 20
+
+
+@pytest.mark.parametrize("faster", ["connect_ns", "acked_kernel_ns", "sample"])
+def test_l_is_as_early_as_the_shortest_round_trip_that_anything_showed(
+    faster: str, tmp_path: Path
+) -> None:
+    """A few dials of a jittering path have not seen the shortest; the tight rule's R is theirs."""
+    run, trip = remote(), TRIP - 300 * US
+    served_row = next(each for each in run.rows if each["sent_kernel_ns"] is not None)
+    if faster == "sample":
+        run.offsets.append(sample("run", 8 * S) | {"after_ns": 8 * S + trip})
+    elif faster == "connect_ns":
+        served_row["connect_ns"] = trip
+    else:
+        served_row["acked_kernel_ns"] = served_row["sent_kernel_ns"] + trip
+    found = the_kill(run, tmp_path)
+    assert found.round_trip_ns == TRIP
+    assert found.bracket is not None
+    assert found.bracket.lo_ns == SENT + trip
