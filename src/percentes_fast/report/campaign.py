@@ -9,8 +9,15 @@ from collections.abc import Iterator
 
 from percentes_fast.analysis.campaign import CampaignSummary, Endpoint, RunRow
 from percentes_fast.report import restart
-from percentes_fast.report.text import folded
-from percentes_fast.report.words import UNKNOWN, classes, micros, percent, seconds
+from percentes_fast.report.words import (
+    UNKNOWN,
+    Section,
+    classes,
+    laid_out,
+    micros,
+    percent,
+    seconds,
+)
 
 
 def verdict(summary: CampaignSummary) -> str:
@@ -44,19 +51,15 @@ def render(summary: CampaignSummary) -> str:
     if summary.headline is not None:
         lines += ["", summary.headline.text]
         lines += [f"  n/a: {missing}" for missing in summary.headline.missing]
-    for title, body in (
+    sections: tuple[Section, ...] = (
         ("Endpoints over the valid runs", _endpoints(summary)),
         ("Every run", _runs(summary)),
         ("In flight at the kill", _in_flight(summary)),
         ("Where the outages went (seconds, one column a run)", _stages(summary)),
         ("Predictions registered before the runs", restart.predictions(summary.predictions)),
         ("Dropped", _dropped(summary)),
-    ):
-        rows = list(body)
-        if rows:
-            lines += ["", title, "-" * len(title), *rows]
-    lines += ["", _origin(summary)]
-    return "\n".join(part for line in lines for part in folded(line.rstrip())) + "\n"
+    )
+    return laid_out(lines, sections, _origin(summary))
 
 
 def _origin(summary: CampaignSummary) -> str:

@@ -6,7 +6,6 @@ Plan: a verdict, what the clients saw, the outage and its moments, windows, reco
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,16 @@ from percentes_fast.analysis.client import Spread
 from percentes_fast.analysis.tree import IncidenceReport, Summary
 from percentes_fast.analysis.windows import WindowReport
 from percentes_fast.report import restart
-from percentes_fast.report.words import UNKNOWN, classes, micros, percent, seconds
+from percentes_fast.report.words import (
+    UNKNOWN,
+    Section,
+    classes,
+    laid_out,
+    micros,
+    percent,
+    seconds,
+)
 
-WIDTH = 110
 DEEDS = {
     "kill": "the kill",
     "kill_group": "the kill of its process group",
@@ -72,7 +78,7 @@ def render(summary: Summary) -> str:
     lines: list[str] = [verdict(summary)]
     lines += [f"  ! {reason}" for reason in summary.invalid_reasons]
     lines += [f"  * {note}" for note in summary.notes]
-    for title, body in (
+    sections: tuple[Section, ...] = (
         ("What the clients saw", _clients(summary)),
         ("Outage", _outage(summary)),
         ("Where the outage went", restart.stages(summary.decomposition)),
@@ -93,19 +99,8 @@ def render(summary: Summary) -> str:
         ),
         ("Validity gates", _gates(summary)),
         ("The client itself", _client(summary)),
-    ):
-        rows = list(body)
-        if rows:
-            lines += ["", title, "-" * len(title), *rows]
-    lines += ["", _origin(summary)]
-    return "\n".join(part for line in lines for part in folded(line.rstrip())) + "\n"
-
-
-def folded(line: str) -> list[str]:
-    """A line in pieces of the report's width."""
-    if len(line) <= WIDTH:
-        return [line]
-    return textwrap.wrap(line, WIDTH, subsequent_indent="      ", break_on_hyphens=False)
+    )
+    return laid_out(lines, sections, _origin(summary))
 
 
 def _origin(summary: Summary) -> str:

@@ -5,9 +5,11 @@ Never: computes a figure. Plan: one small function a kind of value; unknown is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 
 UNKNOWN = "n/a"
+WIDTH = 110
 
 
 def seconds(value: float | None, digits: int = 3) -> str:
@@ -30,3 +32,26 @@ def percent(value: float | None) -> str:
 def classes(by_class: Mapping[str, int] | None) -> str:
     """`connect 66, reset 2`, or none."""
     return ", ".join(f"{name} {number}" for name, number in (by_class or {}).items()) or "none"
+
+
+Section = tuple[str, Iterable[str]]
+
+
+def laid_out(opening: Iterable[str], sections: Iterable[Section], last: str) -> str:
+    """A whole report: opening lines, each section that has lines under its title, the last line.
+
+    Ends in a newline; no line is longer than WIDTH.
+    """
+    lines = list(opening)
+    for title, body in sections:
+        rows = list(body)
+        if rows:
+            lines += ["", title, "-" * len(title), *rows]
+    lines += ["", last]
+    return "\n".join(part for line in lines for part in _folded(line.rstrip())) + "\n"
+
+
+def _folded(line: str) -> list[str]:
+    if len(line) <= WIDTH:
+        return [line]
+    return textwrap.wrap(line, WIDTH, subsequent_indent="      ", break_on_hyphens=False)
