@@ -1,4 +1,4 @@
-"""Settings of every test, and the fixture that runs a test on both engines.
+"""Settings of every test, a test on both engines, and the real services of the session.
 
 No time limit a single hypothesis example (machines are shared). In CI the examples are the same
 each time, so that a change is judged by itself; elsewhere new ones are tried at every run.
@@ -7,10 +7,14 @@ each time, so that a change is judged by itself; elsewhere new ones are tried at
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from real_hosts import Dockerd, Sshd
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -32,3 +36,22 @@ def both_engines(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(Bench, "kind", request.param)
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def sshd() -> Iterator[Sshd]:
+    """A real sshd, started by the first test that asks; raises where it cannot be."""
+    from real_hosts import Sshd
+
+    with Sshd() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Dockerd]:
+    """A real Docker engine, started by the first test that asks; raises where it cannot be."""
+    from real_hosts import Dockerd
+
+    with Dockerd() as started:
+        started.import_image()
+        yield started
