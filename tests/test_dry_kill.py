@@ -72,3 +72,15 @@ def test_a_container_that_is_not_there_is_told_and_leaves_nothing(calls: Calls) 
     assert error.startswith("percentes-fast: --container nowhere on ssh ")
     assert "No such container" in error
     assert not place.out.exists()
+
+
+def test_a_container_that_nothing_starts_again_is_left_alone(
+    sshd: Sshd, dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.mktemp("unrestarted")
+    with served(sshd, dockerd, base / "unrestarted-victim", restart="no") as victim:
+        done = victim.call("--dry-kill", verb="campaign")
+        assert done.returncode == 1
+        assert "has no restart policy" in done.stderr
+        assert dockerd.first_process(victim.name) != 0
+        assert not victim.out.exists()

@@ -286,7 +286,15 @@ def _dry_armed(config: Config, directory: rundir.RunDir) -> Injection:
     now = config.model_copy(
         update={"phases": config.phases.model_copy(update={"kill_at_s": DRY_LEAD_S})}
     )
-    return Injection(now, directory, None, (address.ip, address.port))
+    injection = Injection(now, directory, None, (address.ip, address.port))
+    found = injection.facts["container"]
+    if found is not None and found["before"]["restart_policy"] in ("", "no"):
+        injection.release()
+        raise FaultError(
+            f"--container {config.container.name}: has no restart policy, so nothing would start it"
+            " again; give it one (docker update --restart on-failure)"
+        )
+    return injection
 
 
 def _check_landed(facts: dict[str, Any]) -> None:

@@ -223,7 +223,8 @@ def g7(seen: Observed, hosted: bool) -> Gate:
         if mean is None and scrapes > failed:
             shown.append(f"{replica} has no such gauge ({counted})")
         elif mean is None:
-            faults.append(f"{replica} did not answer ({counted})")
+            told = "did not answer" if scrapes else "was not asked within the baseline"
+            faults.append(f"{replica} {told} ({counted})")
         else:
             known = True
             shown.append(f"{replica} {mean:.3f} ({counted})")

@@ -90,7 +90,8 @@ def container_faults(run: StoredRun) -> Iterator[str]:
         return
     before, after = found["before"], found["after"]
     if after is None:
-        yield f"the container was not looked at after the load: {fault.get('after_error')}"
+        why = fault.get("after_error")
+        yield "the container was not looked at after the load" + (f": {why}" if why else "")
     elif after["id"] != before["id"]:
         yield f"the container is another one after the load ({after['id'][:12]})"
     elif fault["kind"] == "kill_container" and after["restart_count"] <= before["restart_count"]:
@@ -139,6 +140,12 @@ def notes(run: StoredRun, clock: ClockReport | None) -> Iterator[str]:
     race = (fault.get("how") or {}).get("race")
     if race:
         yield f"the fault: {race}"
+    path = fault.get("path") or {}
+    if path.get("proxied"):
+        yield (
+            f"behind a proxy ({path['proxied_because']}): the port that answers, and that is open"
+            " on the host, is the proxy's; it may hold what it accepts until the server is back"
+        )
     if clock is not None and clock.lost:
         yield f"clock samples ended early: {clock.lost}"
     if clock is not None and clock.step:

@@ -322,7 +322,7 @@ class SshChannel:
         """Writes one line; the calling thread itself writes to the socket."""
         try:
             self._channel.sendall(line.encode() + b"\n")
-        except OSError as exc:
+        except (OSError, EOFError) as exc:  # EOFError: paramiko's, where the write itself failed
             raise LostError(f"{self._what}: {LOST}") from exc
 
     def receive(self, timeout_s: float) -> str:
