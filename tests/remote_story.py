@@ -178,7 +178,7 @@ def campaign(path: Path, runs: list[Run], **config: Any) -> Path:
             "instrument_version": "0.1.0",
             "instrument_commit": None,
             "config_sha256": "0" * 64,
-            "claims_sha256": "1" * 64,
+            "claims_sha256": rundir.claims_sha256(told),
             "overrides": [],
             "config": told,
             "dropped": [],

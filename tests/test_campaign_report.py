@@ -217,3 +217,28 @@ def test_the_same_bytes_again(tmp_path: Path) -> None:
     assert (copy / "report.json").read_bytes() == first
     assert json.loads(files.render(path, "json")) == json.loads(first)
     assert plain(judging.analyze(path).summary) == json.loads(first)
+
+
+def test_claims_that_were_changed_afterwards_are_refused(tmp_path: Path) -> None:
+    path = campaign(tmp_path / "c", [remote()], **claims())
+    told = json.loads((path / rundir.CAMPAIGN).read_text())
+    told["config"]["predictions"][0]["bounds"][0]["below"] = 50
+    (path / rundir.CAMPAIGN).write_text(json.dumps(told))
+    with pytest.raises(DataError, match="not the ones that were hashed before the first run"):
+        judging.analyze(path)
+
+
+@pytest.mark.parametrize("damage", [{"config": {}}, {"dropped": [1]}])
+def test_a_damaged_campaign_is_one_line(damage: dict[str, Any], tmp_path: Path) -> None:
+    path = campaign(tmp_path / "c", [remote()])
+    told = json.loads((path / rundir.CAMPAIGN).read_text()) | damage
+    told["claims_sha256"] = rundir.claims_sha256(told["config"])
+    (path / rundir.CAMPAIGN).write_text(json.dumps(told))
+    with pytest.raises(DataError, match="the file is damaged"):
+        judging.analyze(path)
+
+
+def test_a_report_does_not_say_where_it_lay(tmp_path: Path) -> None:
+    path = campaign(tmp_path / "c", [remote(), remote(1)])
+    shutil.rmtree(rundir.run_path(path, 2))
+    assert str(tmp_path) not in to_json(judging.analyze(path).summary).decode()

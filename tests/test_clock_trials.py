@@ -95,6 +95,8 @@ def test_every_trial_holds(trials: list[Found], capsys: pytest.CaptureFixture[st
     told = [(found.trial, line) for found in trials for line in failures(found)]
     assert not told, "\n".join(f"{trial}: {line}" for trial, line in told)
     assert {found.trial.kind for found in trials} == set(KINDS)
+    readers = {found.facts["fault"]["clock"]["reader"] for found in trials}
+    assert readers == {"bash with EPOCHREALTIME"}
 
 
 def test_a_wrong_truth_is_found_out(trials: list[Found]) -> None:
@@ -103,8 +105,8 @@ def test_a_wrong_truth_is_found_out(trials: list[Found]) -> None:
         lo, hi = found.interval("tight")
         for wrong_ns in (hi - lo + 1, lo - hi - 1):
             assert any(line.startswith("1:") for line in failures(found, wrong_ns))
-        back = found.trial.back
-        wide = found.width("bracket") + round((back.ms + back.jitter_ms) * MS)
+        back, (first, last) = found.trial.back, found.fire
+        wide = found.width("bracket") + round((back.ms + back.jitter_ms) * MS) + last - first
         for wrong_ns in (wide + 1, -wide - 1):
             assert any(line.startswith("2:") for line in failures(found, wrong_ns))
 

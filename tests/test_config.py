@@ -367,6 +367,21 @@ def test_an_unknown_key_inside_a_list_is_one_line(tmp_path: Path) -> None:
             "given twice",
         ),
         ({"metrics.urls": ["ftp://h"]}, "metrics.urls"),
+        ({"ssh.target": "root@"}, "use USER@HOST"),
+        ({"ssh.target": ""}, "use USER@HOST"),
+        ({"log.family": "nosuch"}, "use auto or one of llama.cpp"),
+        (
+            {"target.url": "http://h:1", "fault.kind": "none", "container.name": "c"},
+            "looks at no host",
+        ),
+        (
+            {
+                "target.url": "http://h:1",
+                "fault.kind": "none",
+                "probe.direct": ["https://h:2"],
+            },
+            "http and https are mixed",
+        ),
     ],
 )
 def test_a_site_that_cannot_be(overrides: dict[str, object], expected: str) -> None:
@@ -392,6 +407,10 @@ def test_targets_and_replicas_of_a_service() -> None:
         ("vllm serve m --api-key=sk-123", "vllm serve m --api-key=<redacted>"),
         ("x --HF_TOKEN abc -key abc", "x --HF_TOKEN <redacted> -key <redacted>"),
         ("x --max-num-batched-tokens 8192", "x --max-num-batched-tokens 8192"),
+        ("x --api-key sk-1 sk-2 --port 1", "x --api-key <redacted> --port 1"),
+        ("env HF_TOKEN=hf_a VLLM_API_KEY=b x", "env HF_TOKEN=<redacted> VLLM_API_KEY=<redacted> x"),
+        ("x --header Authorization: Bearer y", "x --header <redacted>"),
+        ("x --redis redis://u:pw@h:1/0", "x --redis redis://<redacted>@h:1/0"),
         (
             "x --ssl-keyfile k.pem --trust-key --port 1",
             "x --ssl-keyfile k.pem --trust-key --port 1",

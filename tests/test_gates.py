@@ -40,7 +40,7 @@ CLEAN = ClientFigures(
 )
 
 
-NOTHING = Observed({}, None, {}, frozenset(), False)
+NOTHING = Observed({}, None, {}, frozenset(), 0, False)
 
 
 def worker(**changed: Any) -> ClientFigures:
@@ -230,3 +230,17 @@ def test_metrics_that_were_asked_for_and_never_read_do_not_pass() -> None:
         metrics_asked=True,
     )
     assert not of("G7", page).applicable
+
+
+def test_a_queue_that_was_hardly_seen_is_not_observed() -> None:
+    seen = replace(NOTHING, metrics_asked=True, expected_scrapes=300)
+    for failed, passed in ((299, False), (31, False), (30, True), (0, True)):
+        gate = of("G7", replace(seen, waiting={"server": Waiting(0.0, 300, failed)}))
+        assert gate.applicable
+        assert gate.passed is passed, failed
+
+
+def test_a_gpu_tool_that_fails_is_no_host_without_gpus() -> None:
+    failed = {"gpus": None, "gpu_error": True}
+    gate = of("G5", replace(NOTHING, fingerprints={"before": failed, "after": failed}))
+    assert (gate.applicable, gate.observed, gate.passed) == (True, False, False)

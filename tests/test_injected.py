@@ -290,6 +290,7 @@ def test_how_the_clocks_were_compared() -> None:
         compat_bound_s=0.003,
         offset_s=(0.002499999, 0.013500001),
         lost=None,
+        burst_lost=False,
         step=None,
     )
 
@@ -314,6 +315,7 @@ def test_without_a_clock_only_the_dials_are_known() -> None:
         compat_bound_s=None,
         offset_s=None,
         lost=None,
+        burst_lost=False,
         step=None,
     )
 

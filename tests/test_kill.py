@@ -269,8 +269,19 @@ def test_compat_without_a_burst_after(tmp_path: Path) -> None:
     run = remote()
     run.offsets = [each for each in run.offsets if each["phase"] != "after"]
     found = the_kill(run, tmp_path)
-    assert found.uncertainty_ns == 6500 + MS
-    assert found.compat_note == COMPAT + "; no burst after: the drift is unknown"
+    # from the arm sample's middle at -0.999 s to the answer at 10.005 s: 500 ppm of 11.004 s
+    assert found.uncertainty_ns == 6500 + 5_502_000 + 1 + MS
+    why = "; nothing was sampled after the fire: a drift of 500 ppm since arming is taken"
+    assert found.compat_note == COMPAT + why
+
+
+def test_the_last_samples_stand_for_a_burst_that_was_lost(tmp_path: Path) -> None:
+    run = remote()
+    run.offsets = [each for each in run.offsets if each["phase"] != "after"]
+    run.offsets += [sample("run", 20 * S, OFFSET + 7 * US)]
+    found = the_kill(run, tmp_path)
+    assert found.uncertainty_ns == 6500 + (5 + 7) * US + MS
+    assert found.compat_note.endswith("the last samples stand for it")
 
 
 def test_tight_of_a_remote_kill(tmp_path: Path) -> None:

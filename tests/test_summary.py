@@ -546,3 +546,15 @@ def test_an_unfinished_run_is_told_to_be_recovered(told: Path, tmp_path: Path) -
     DAMAGES["under way"](place)
     with pytest.raises(DataError, match="percentes-fast recover"):
         analyze(place)
+
+
+def test_a_kill_that_changes_nothing_hit_another_process(tmp_path: Path) -> None:
+    run = story()
+    for each in run.rows:
+        if each["kind"] == "canary" or each["cause"] in ("stream_end", "plain_end"):
+            continue
+        at, kind = each["intended_ns"], each["kind"]
+        each.update(healthy(at) if kind == "health" else served(kind, at, 100 * MS, S))
+    found = analyze(run.write(tmp_path / "run")).summary
+    assert not found.valid
+    assert [why for why in found.invalid_reasons if "no consequence at the target" in why]

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import secrets
 import threading
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import percentes_fast
-from percentes_fast import launch, run, rundir
+from percentes_fast import launch, run, rundir, store
 from percentes_fast.config import Config, LoadedConfig, replicas
 from percentes_fast.engine import pool, preflight
 from percentes_fast.engine.buffers import Label
@@ -60,6 +58,7 @@ def begin(loaded: LoadedConfig, out: Path) -> dict[str, Any]:
                 " new directory, or go on with the same command"
             )
         return found
+    rundir.check_cold_start(loaded.config.log.cold_start)
     directory = rundir.RunDir.create(out, 0)
     registered = {
         "schema_version": SCHEMA_VERSION,
@@ -67,7 +66,7 @@ def begin(loaded: LoadedConfig, out: Path) -> dict[str, Any]:
         "instrument_commit": percentes_fast.commit(),
         **settings(loaded),
         "config": loaded.config.public(),
-        "claims_sha256": _claims_sha256(loaded.config),
+        "claims_sha256": rundir.claims_sha256(loaded.config.public()),
         "registered_wall_ns": time.time_ns(),
         "dropped": [],
     }
@@ -75,13 +74,6 @@ def begin(loaded: LoadedConfig, out: Path) -> dict[str, Any]:
     directory.keep_cold_start(loaded.config.log.cold_start)
     directory.write_json(rundir.CAMPAIGN, registered)
     return registered
-
-
-def _claims_sha256(config: Config) -> str:
-    """Of the predictions and the headline as they are applied, overrides laid over the file."""
-    data = config.model_dump(mode="json")
-    claims = {key: data[key] for key in ("predictions", "headline")}
-    return hashlib.sha256(json.dumps(claims, sort_keys=True).encode()).hexdigest()
 
 
 def _alone(out: Path) -> int:
@@ -142,6 +134,9 @@ class Campaign:
         state = _state(path)
         if state == "complete":
             return True
+        if state == "running":  # its parent was killed: what it had measured is still in memory
+            self._watcher.say(f"run {number} was cut off: storing what it had measured")
+            store.recover(path, self._label)
         self._drop(number, f"was {state or 'not begun'}: interrupted, and done again", aside=True)
         return False
 
@@ -162,7 +157,7 @@ class Campaign:
         self._watcher.say(f"run {number} of {runs}")
         loaded = self._of_run(number)
         try:
-            if number > 1:
+            if number > 1 or self._facts["dropped"]:
                 self._await_server(loaded.config)
             made = run.measure(
                 loaded, rundir.run_path(self.path, number), self._label, self._watcher
@@ -207,7 +202,7 @@ class Campaign:
 def _empty(path: Path, *, remove: bool) -> None:
     """Takes back what a campaign or a dry kill has written before anything was done."""
     names = (rundir.CAMPAIGN, rundir.CONFIG, rundir.COLD_START, rundir.SERVER_LOG)
-    for name in (*names, "offsets.journal"):
+    for name in (*names, "offsets.journal", "fault.journal"):
         (path / name).unlink(missing_ok=True)
     if remove:
         with contextlib.suppress(OSError):
@@ -276,7 +271,8 @@ def dry_kill(loaded: LoadedConfig, out: Path, say: Callable[[str], None]) -> dic
     finally:
         injection.release()
         injection.write()
-        directory.drop_journal("offsets")  # it is no run: nothing reads them
+        for name in ("offsets", "fault"):
+            directory.drop_journal(name)  # it is no run: nothing reads them
     _check_landed(injection.facts)
     return injection.facts
 

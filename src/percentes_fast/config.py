@@ -84,8 +84,10 @@ class Probe(Section):
     @field_validator("direct")
     @classmethod
     def _check_direct(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(map(split_url, urls))) < len(urls):
+        if len({split_url(url)[:2] for url in urls}) < len(urls):
             raise ValueError("direct (--probe-direct): a replica is given twice; keep one")
+        if len({speaks_tls(url) for url in urls}) > 1:
+            raise ValueError("direct (--probe-direct): http and https are mixed; use one of them")
         return urls
 
 
@@ -249,6 +251,10 @@ def _check_target(config: Config) -> None:
         )
     if config.probe.direct and target.url is None:
         raise ValueError("probe.direct (--probe-direct): of which service? give --target")
+    if config.probe.direct and speaks_tls(config.probe.direct[0]) != target.https:
+        raise ValueError(
+            "probe.direct (--probe-direct): http and https are mixed; use the target's"
+        )
     if target.hosted and target.url is None:
         raise ValueError("target.hosted (--hosted): say which server, with --target")
     names = [*target.headers, *target.header_env]

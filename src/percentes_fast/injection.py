@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from percentes_fast import rundir
-from percentes_fast.config import Config, seconds_ns
+from percentes_fast.config import Config, replicas, seconds_ns
 from percentes_fast.errors import ClientError, FaultError, PercentesError
 from percentes_fast.faults import container as containers
 from percentes_fast.faults import evidence, kinds, process
@@ -31,6 +31,8 @@ from percentes_fast.observe.offset import NEAR, Sample, Sampler
 CHECK_HERE_NS, CHECK_THERE_NS = 20_000_000, 2_000_000_000
 NEAR_AHEAD_NS = 50_000_000
 LOG_BEFORE_NS = 5_000_000_000  # the log is kept from so long before the kill on
+FACTS_BYTES, OFFSETS_BYTES = 256 * 1024, 1024 * 1024  # taken before the load
+SERVER = "server"  # the target's name
 UNFIRED = "the fault was not fired"
 
 
@@ -56,6 +58,7 @@ class Injection:
         self._journal: rundir.Journal | None = None
         self._container: containers.Container | None = None
         self._host: Host = reach(config.ssh)
+        self._facts_journal = directory.journal("fault", FACTS_BYTES)
         self.facts: dict[str, Any] = {
             "kind": config.fault.kind,
             "signal": int(kinds.SIGNALS[config.fault.kind]),
@@ -89,7 +92,7 @@ class Injection:
         self._place = place
         self.facts["fingerprints"] = {"before": self._fingerprint(pid), "after": None}
         if not self._host.is_here:
-            self._journal = self._directory.journal("offsets")
+            self._journal = self._directory.journal("offsets", OFFSETS_BYTES)
             self._sampler = Sampler(self._host, place, self._keep)
             self._sampler.burst("arm")
             reader = self._sampler.reader
@@ -129,6 +132,8 @@ class Injection:
         if found is not None and found["before"]["network_mode"] != "host":
             proxied = True
             why = f"the container's network is {found['before']['network_mode']!r}, not the host's"
+        if replicas(self._config)[0][0] != SERVER:
+            proxied, why = True, "the load goes through the service in front of the victim"
         jumps = isinstance(self._host, SshHost) and self._host.jumps
         ssh_ip = self._host.address if isinstance(self._host, SshHost) else None
         return {
@@ -248,15 +253,29 @@ class Injection:
         }
 
     def write(self) -> None:
-        """fault.json as far as it is known; a full disk: the facts stay in memory."""
+        """fault.json as far as it is known; where the disk is full, `recover` finds it in the
+        journal, whose room was taken at arming.
+        """
+        self._facts_journal.append(self.facts)
         with contextlib.suppress(ClientError):
             self._directory.write_json(rundir.FAULT, self.facts)
+
+    def hasten(self) -> None:
+        """After an interruption: a stopped server runs again now."""
+        if self._armed is not None:
+            self._armed.hasten()
 
     # ------------------------------------------------------------ afterwards
 
     def conclude(self) -> None:
         """After the load: the last samples, the container again, its log, the fingerprint again."""
-        for step in (self._last_samples, self._container_after, self._fingerprint_after):
+        for step in (
+            self._last_samples,
+            self._container_state,
+            self._container_events,
+            self._container_log,
+            self._fingerprint_after,
+        ):
             try:
                 step()
             except Exception as exc:
@@ -272,17 +291,20 @@ class Injection:
         pid = None if found is None or found["after"] is None else found["after"]["pid"]
         self.facts["fingerprints"]["after"] = self._fingerprint(pid)
 
-    def _container_after(self) -> None:
-        if self._container is None:
-            return
-        found = self.facts["container"]
-        found["after"] = containers.facts(self._container.state())
-        fire = self.facts["fire"]
-        since, until = self._span(fire)
-        found["events"] = self._container.events(since, until)
-        lines = self._container.log(since)
-        found["log_lines"] = len(lines)
-        self._directory.write_bytes(rundir.SERVER_LOG, logtail.container_log(lines))
+    def _container_state(self) -> None:
+        if self._container is not None:
+            self.facts["container"]["after"] = containers.facts(self._container.state())
+
+    def _container_events(self) -> None:
+        if self._container is not None:
+            found = self._container.events(*self._span(self.facts["fire"]))
+            self.facts["container"]["events"] = found
+
+    def _container_log(self) -> None:
+        if self._container is not None:
+            lines = self._container.log(self._span(self.facts["fire"])[0])
+            self.facts["container"]["log_lines"] = len(lines)
+            self._directory.write_bytes(rundir.SERVER_LOG, logtail.container_log(lines))
 
     def _span(self, fire: dict[str, Any] | None) -> tuple[int, int]:
         """From before the kill to now, on the host's wall clock, a second wide of what is known."""
@@ -313,6 +335,7 @@ class Injection:
             closing.append(self._sampler.close)
         if self._journal is not None:
             closing.append(self._journal.close)
+        closing.append(self._facts_journal.close)
         closing.append(self._host.close)
         for close in closing:
             with contextlib.suppress(PercentesError, OSError):

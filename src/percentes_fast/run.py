@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 LEAD_S = 0.5  # between "all workers ready" and the epoch
 TICK_S = 0.1
 SPARE_BYTES = 16 * 2**20
+CLOCKS_BYTES = 512 * 1024  # taken before the load: two hours of clock pairs
 
 
 class Watcher(Protocol):
@@ -164,6 +165,7 @@ def _prepare(run: _Run, available: Sequence[int]) -> None:
     run.watcher.say("preflight: one request")
     answer = preflight.ask(run.config, run.addresses, run.run_id, run.directory.path)
     preflight.expect(run.config, answer)
+    run.observation = Observation(run.config, run.directory, run.addresses, run.cores.rest)
     _arm(run)
     run.manifest = _manifest(run, answer.facts())
     run.directory.write_bytes(rundir.CONFIG, run.loaded.text)
@@ -294,7 +296,7 @@ def _write_schedule(run: _Run) -> None:
 
 def _load(run: _Run) -> None:
     assert run.workers is not None
-    clocks = run.directory.journal("clocks")
+    clocks = run.directory.journal("clocks", CLOCKS_BYTES)
     epoch = time.monotonic_ns() + seconds_ns(LEAD_S)
     before, wall, after = _native.clock_pair()
     run.manifest |= {
@@ -306,14 +308,17 @@ def _load(run: _Run) -> None:
     firing, cancelled = _begin_fault(run, epoch)
     run.directory.write_json(rundir.MANIFEST, run.manifest)
     run.workers.begin(epoch)
-    run.observation = Observation(run.config, run.directory, run.addresses, run.cores.rest, epoch)
+    assert run.observation is not None
+    run.observation.begin(epoch)
     if firing is not None:
         firing.start()
     try:
         _watch(run, clocks, epoch)
     finally:
         cancelled.set()
-        if firing is not None:
+        if firing is not None and run.injection is not None:
+            if run.interrupted:
+                run.injection.hasten()
             firing.join()
         clocks.append(_native.clock_pair())
         clocks.close()

@@ -9,7 +9,9 @@ gives the frames back and says in one line what is missing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+FALLOC_FL_KEEP_SIZE = 1
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 FAULT = "fault.json"
@@ -69,10 +72,13 @@ TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
 class Journal:
     """Facts appended while a run is under way, one JSON line each, kept in memory too."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, room: int = 0) -> None:
+        """room: bytes that are taken on the disk now, so that it may fill up meanwhile."""
         self.lines: list[Any] = []
         self.lost = 0  # lines that a full disk kept from the file; they are still in `lines`
         self._file = path.open("ab", buffering=0)
+        if room:
+            _take_room(self._file.fileno(), room)
 
     def append(self, fact: Any) -> None:
         """Adds a fact; a disk that is full costs the file copy, not the fact."""
@@ -85,6 +91,14 @@ class Journal:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _take_room(descriptor: int, size: int) -> None:
+    """fallocate(2) that keeps the file's length; where a file system cannot, nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        libc.fallocate(descriptor, FALLOC_FL_KEEP_SIZE, 0, size)
 
 
 class RunDir:
@@ -119,9 +133,9 @@ class RunDir:
             )
         return cls(path)
 
-    def journal(self, name: str) -> Journal:
-        """A journal file in the directory."""
-        return Journal(self.path / f"{name}.journal")
+    def journal(self, name: str, room: int = 0) -> Journal:
+        """A journal file in the directory, with that many bytes taken at once."""
+        return Journal(self.path / f"{name}.journal", room)
 
     def read_journal(self, name: str) -> list[Any]:
         """Whole lines of a journal; a last line cut by a crash is left out."""
@@ -147,13 +161,9 @@ class RunDir:
 
     def keep_cold_start(self, given: str | None) -> None:
         """Copies the log of a cold start, so that the directory alone says everything."""
-        if given is None:
-            return
-        try:
-            data = Path(given).expanduser().read_bytes()
-        except OSError as exc:
-            raise ConfigError(f"log.cold_start {given}: {exc.strerror}; name a log file") from exc
-        self.write_bytes(COLD_START, data)
+        data = check_cold_start(given)
+        if data is not None:
+            self.write_bytes(COLD_START, data)
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Writes indented JSON; NaN and infinity are refused."""
@@ -182,6 +192,16 @@ class RunDir:
             ) from exc
 
 
+def check_cold_start(given: str | None) -> bytes | None:
+    """The log of a cold start. Raises ConfigError where it cannot be read."""
+    if given is None:
+        return None
+    try:
+        return Path(given).expanduser().read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"log.cold_start {given}: {exc.strerror}; name a log file") from exc
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a run directory. Raises DataError where there is none of this version."""
     manifest = _read_json(path, MANIFEST)
@@ -199,7 +219,28 @@ def read_campaign(path: Path) -> dict[str, Any]:
     if found.get("schema_version") != schema.SCHEMA_VERSION:
         raise DataError(f"{path / CAMPAIGN}: is of another version; use the one that wrote it")
     _check_keys(path / CAMPAIGN, found, CAMPAIGN_KEYS)
+    if claims_sha256(found["config"]) != found["claims_sha256"]:
+        raise DataError(
+            f"{path / CAMPAIGN}: its claims are not the ones that were hashed before the first run;"
+            " restore the file"
+        )
+    _check_config(path, found["config_sha256"])
     return found
+
+
+def claims_sha256(config: Mapping[str, Any]) -> str:
+    """Of the predictions and the headline of a configuration as plain data."""
+    claims = {key: config.get(key) for key in ("predictions", "headline")}
+    return hashlib.sha256(json.dumps(claims, sort_keys=True).encode()).hexdigest()
+
+
+def _check_config(path: Path, sha256: str) -> None:
+    """config.yaml, where it is there, is the one that was hashed before the first request."""
+    file = path / CONFIG
+    if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+        raise DataError(
+            f"{file}: is not the file that was hashed before the first request; restore it"
+        )
 
 
 def is_campaign(path: Path) -> bool:
@@ -249,6 +290,7 @@ def open_run(path: Path) -> StoredRun:
             f"{path}: the run was not finished; run `percentes-fast recover {path}` first"
         )
     _check_keys(path / MANIFEST, manifest, MANIFEST_KEYS)
+    _check_config(path, manifest["config_sha256"])
     fault = _read_json(path, FAULT) if (path / FAULT).exists() else None
     if fault is not None:
         _check_keys(path / FAULT, fault, FAULT_KEYS)

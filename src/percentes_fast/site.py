@@ -7,25 +7,44 @@ of them together can tell is checked by `check_site`.
 
 from __future__ import annotations
 
+import re
+from importlib import resources
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from percentes_fast.target import Section, Target, split_url
 
 Positive = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-WORD = r"^[^\s'\"\\$`;|&<>()-][^\s'\"\\$`;|&<>()]*$"  # one word, no option, nothing a shell expands
+WORD = re.compile(r"[^\s'\"\\$`;|&<>()-][^\s'\"\\$`;|&<>()]*")  # no option, nothing a shell expands
+
+
+def _word(given: str) -> str:
+    if not WORD.fullmatch(given):
+        raise ValueError("use one plain word, without blanks, quotes or a leading dash")
+    return given
+
+
+def _host(given: str) -> str:
+    user, at, host = given.rpartition("@")
+    if not WORD.fullmatch(host) or (at and not WORD.fullmatch(user)):
+        raise ValueError("use USER@HOST, HOST, or a name of the ssh configuration")
+    return given
+
+
+Word = Annotated[str, AfterValidator(_word)]
+HostName = Annotated[str, AfterValidator(_host)]
 
 
 class Ssh(Section):
     """How the server's host is reached; without a target it is this machine."""
 
-    target: str | None = Field(default=None, pattern=WORD)  # [USER@]HOST, or a name of ssh_config
+    target: HostName | None = None  # [USER@]HOST, or a name of ssh_config
     port: int | None = Field(default=None, ge=1, le=65_535)
     identity: str | None = None
     config: str | None = None
     known_hosts: str | None = None
-    jump: str | None = Field(default=None, pattern=WORD)
+    jump: HostName | None = None
     connect_timeout_s: Positive = 10.0
     command_timeout_s: Positive = 20.0
 
@@ -33,9 +52,9 @@ class Ssh(Section):
 class Container(Section):
     """The container that the server runs in, and the engine that runs it."""
 
-    name: str | None = Field(default=None, pattern=WORD)
-    command: str = Field(default="docker", pattern=WORD)
-    socket: str | None = Field(default=None, pattern=WORD)  # of the engine, where not the default
+    name: Word | None = None
+    command: Word = "docker"
+    socket: Word | None = None  # of the engine, where not the default
 
 
 class Metrics(Section):
@@ -59,6 +78,15 @@ class Log(Section):
     path: str | None = None
     family: str = "auto"  # of serverlogs/*.yaml
     cold_start: str | None = None  # the log of a cold start, drawn beside the restarts
+
+    @field_validator("family")
+    @classmethod
+    def _check_family(cls, name: str) -> str:
+        files = resources.files("percentes_fast").joinpath("serverlogs").iterdir()
+        known = sorted(each.name.removesuffix(".yaml") for each in files)
+        if name != "auto" and name not in known:
+            raise ValueError(f"{name!r} is not known; use auto or one of {', '.join(known)}")
+        return name
 
 
 class Fault(Section):
@@ -85,6 +113,11 @@ def check_site(  # noqa: PLR0917 (the sections of one configuration)
     if command is not None and target.url is None:
         raise ValueError("target.url (--target): is missing; say where --serve's server listens")
     _check_pid(target, fault, command)
+    if fault.kind == "none" and (ssh != Ssh() or container != Container() or log.path is not None):
+        raise ValueError(
+            "fault.kind (--fault none): the load alone looks at no host; drop --ssh-target,"
+            " --container and log.path"
+        )
     _check_host(target, ssh, command)
     _check_container(target, container, log, fault, command)
     needs_victim = fault.kind != "none" and container.name is None

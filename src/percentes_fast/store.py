@@ -20,7 +20,7 @@ from percentes_fast.errors import DataError
 from percentes_fast.observe import scrape
 from percentes_fast.schema import CAUSE_NAMES
 
-JOURNALS = ("clocks", "offsets", "metrics")
+JOURNALS = ("clocks", "offsets", "metrics", "fault")
 WORDS = (
     "heartbeat_ns",
     "tokens_lost",
@@ -105,7 +105,9 @@ def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
     manifest["workers"] = [worker_facts(slab, None) for slab in opened]
     whole = all(facts["ended"] and facts["stopped_ns"] is None for facts in manifest["workers"])
     manifest["interrupted"] = None if whole else "by the end of its parent process"
-    clocks, offsets, metrics = (directory.read_journal(name) for name in JOURNALS)
+    clocks, offsets, metrics, fault = (directory.read_journal(name) for name in JOURNALS)
+    if fault:  # fault.json may be older: the disk was full
+        directory.write_json(rundir.FAULT, fault[-1])
     names = list(manifest["slabs"])
     beside = Beside([tuple(pair) for pair in clocks], offsets, metrics)
     write_tables(directory, manifest, opened, beside, label)

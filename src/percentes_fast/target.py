@@ -18,9 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from percentes_fast.errors import ConfigError
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET_OPTION = re.compile(
-    r"((?:^|\s)--?[\w-]*(?:key|token|secret|password|passphrase)(?:=|\s+))(?!-)\S+", re.IGNORECASE
+SECRET_OPTION = re.compile(  # an option, and every word after it up to the next option
+    r"((?:^|\s)--?[\w-]*(?:keys?|tokens?|secrets?|passwords?|passphrase|auth|headers?)(?:=|\s+))"
+    r"(?!-|\d+(?:\s|$))\S+(?:\s+(?!-)\S+)*",
+    re.IGNORECASE,
 )
+SECRET_VARIABLE = re.compile(
+    r"((?:^|\s)\w*(?:KEY|TOKEN|SECRET|PASSWORD|AUTH)\w*=)\S+", re.IGNORECASE
+)
+USERINFO = re.compile(r"(\w+://)[^\s/@]+@")
 SECRET_WORDS = ("auth", "key", "token", "secret", "cookie", "password")
 
 
@@ -147,8 +153,11 @@ def looks_secret(header: str) -> bool:
 
 
 def blotted(command: str) -> str:
-    """A command line without the values of options whose names end as secrets' names do."""
-    return SECRET_OPTION.sub(r"\1<redacted>", command)
+    """A command line without values of options and variables that look secret, and without the
+    names and passwords of URLs. It may blot too much, such as what follows such an option.
+    """
+    command = SECRET_OPTION.sub(r"\1<redacted>", command)
+    return USERINFO.sub(r"\1<redacted>@", SECRET_VARIABLE.sub(r"\1<redacted>", command))
 
 
 def split_url(url: str) -> tuple[str, int, str]:

@@ -113,15 +113,19 @@ class CampaignAnalysis:
 def analyze(path: Path) -> CampaignAnalysis:
     """Judges a campaign's directory. Raises DataError where it is none, or holds no ended run."""
     told = read_campaign(path)
-    planned = int(told["config"]["campaign"]["runs"])
     found: list[tuple[RunRow, Summary]] = []
-    dropped = [Dropped(d["run"], d["reason"], d["directory"]) for d in told["dropped"]]
+    try:
+        planned = int(told["config"]["campaign"]["runs"])
+        dropped = [Dropped(d["run"], d["reason"], d["directory"]) for d in told["dropped"]]
+    except (KeyError, TypeError) as exc:
+        raise DataError(f"{path}: campaign.json lacks {exc}; the file is damaged") from exc
     for number in range(1, planned + 1):
         try:
             summary = analyze_run(run_path(path, number)).summary
         except DataError as exc:
             if not any(d.run == number and d.directory is None for d in dropped):
-                dropped.append(Dropped(number, f"not done: {exc}", None))
+                why = str(exc).removeprefix(f"{run_path(path, number)}").lstrip("/: ")
+                dropped.append(Dropped(number, f"not done: {why}", None))
             continue
         found.append((row(number, int(told["config"]["seed"]) + number, summary), summary))
     if not found:

@@ -142,13 +142,15 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the gates look at beside the client: baseline requests by replica, the hosts'
-    fingerprints, the waiting queues, replicas without a metrics page, whether metrics were asked.
+    fingerprints, the waiting queues, replicas without a metrics page, how many scrapes of each the
+    baseline should have, whether metrics were asked for.
     """
 
     by_replica: Mapping[str, int]
     fingerprints: Mapping[str, Any] | None
     waiting: Mapping[str, Waiting]
     without_page: frozenset[str]
+    expected_scrapes: int
     metrics_asked: bool
 
 
@@ -184,6 +186,8 @@ def g5(fingerprints: Mapping[str, Any] | None, hosted: bool) -> Gate:
     if not fingerprints:
         return _not_applicable("G5", name, "without a fault no fingerprint is taken")
     before, after = fingerprints["before"], fingerprints["after"]
+    if before.get("gpu_error") or (after or {}).get("gpu_error"):
+        return Gate("G5", name, True, False, False, "nvidia-smi is there, but failed")
     if before["gpus"] is None:
         return _not_applicable("G5", name, "the server's host has no nvidia-smi")
     if after is None:
@@ -222,6 +226,8 @@ def g7(seen: Observed, hosted: bool) -> Gate:
         counted = f"{scrapes} scrapes, {failed} failed"
         if mean is None and scrapes > failed:
             shown.append(f"{replica} has no such gauge ({counted})")
+        elif scrapes - failed < seen.expected_scrapes - max(1, seen.expected_scrapes // 10):
+            faults.append(f"{replica} answered too few of {seen.expected_scrapes} ({counted})")
         elif mean is None:
             told = "did not answer" if scrapes else "was not asked within the baseline"
             faults.append(f"{replica} {told} ({counted})")

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from percentes_fast.analysis.clockfit import compat
 from percentes_fast.analysis.inflight import Kill
 from percentes_fast.analysis.kill import HostClock
 from percentes_fast.analysis.tree import ClockReport, KillReport
 from percentes_fast.analysis.windows import SECOND, Seconds
 from percentes_fast.rundir import StoredRun
+
+OUTLIVED_NS = SECOND // 4
 
 
 def fault_report(run: StoredRun, kill: Kill | None) -> KillReport | None:
@@ -99,6 +103,25 @@ def container_faults(run: StoredRun) -> Iterator[str]:
         yield f"the container was not restarted by its policy ({policy}), only killed"
 
 
+def nothing_happened(run: StoredRun, kill: Kill | None, rows: pd.DataFrame) -> bool:
+    """Did a SIGKILL land on a process without anything happening at the target?
+
+    Where streams of the target were open at the kill, none of its rows failed afterwards, and one
+    of those streams went on to its end, what was killed was not its server.
+    """
+    fault = run.fault
+    if kill is None or fault is None or run.manifest["victim"] != "server":
+        return False
+    if fault["kind"] not in ("kill", "kill_group", "kill_container"):
+        return False
+    victim = rows[(rows["target"] == "server") & rows["ended_ns"].notna()]
+    after = victim[victim["ended_ns"] > kill.fire_ns]
+    if (after["outcome"] != "completed").any():
+        return False
+    late = kill.fire_ns + kill.zone_ns + OUTLIVED_NS
+    return bool(((after["headers_ns"] < kill.fire_ns) & (after["ended_ns"] > late)).any())
+
+
 def clock_report(run: StoredRun, kill: Kill | None, host: HostClock | None) -> ClockReport | None:
     """How the host's clock was compared; None where there was no fault."""
     fault = run.fault
@@ -126,6 +149,7 @@ def clock_report(run: StoredRun, kill: Kill | None, host: HostClock | None) -> C
         compat_bound_s=Seconds.maybe(bound),
         offset_s=(Seconds.of(fit.lo_ns - epoch), Seconds.of(fit.hi_ns - epoch)) if fit else None,
         lost=told.get("lost"),
+        burst_lost=bool(host and host.burst_lost),
         step=None
         if step is None
         else f"between {step.after_ns / SECOND:.3f} and {step.before_ns / SECOND:.3f} s",
@@ -146,6 +170,8 @@ def notes(run: StoredRun, clock: ClockReport | None) -> Iterator[str]:
             f"behind a proxy ({path['proxied_because']}): the port that answers, and that is open"
             " on the host, is the proxy's; it may hold what it accepts until the server is back"
         )
+    if clock is not None and clock.reader is not None and clock.burst_lost:
+        yield "the burst of clock samples after the load is missing: compat's drift is of others"
     if clock is not None and clock.lost:
         yield f"clock samples ended early: {clock.lost}"
     if clock is not None and clock.step:

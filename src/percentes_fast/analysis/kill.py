@@ -17,6 +17,7 @@ from percentes_fast.analysis import clockfit
 from percentes_fast.analysis.inflight import Interval, Kill, first_consequence
 from percentes_fast.rundir import StoredRun
 
+LAST = 20  # samples, as many as a burst
 COMPAT = "the published rule: the offset at arm, its drift and the larger bound of two bursts"
 BRACKET = (
     "judged where answers arrive: L is when the order was written{R}, U the first sign of the kill;"
@@ -34,6 +35,7 @@ class HostClock:
     clock: clockfit.Clock
     arm: clockfit.Offset
     after: clockfit.Offset | None
+    burst_lost: bool = False
 
 
 def host_clock(run: StoredRun) -> HostClock | None:
@@ -45,7 +47,16 @@ def host_clock(run: StoredRun) -> HostClock | None:
     if arm is None:
         return None
     after = clockfit.shortest(samples[samples["phase"] == "after"])
+    if after is None:  # the burst was lost: what was sampled last stands for it
+        late = samples[(samples["phase"] != "arm") & (samples["before_ns"] > _order_ns(run.fault))]
+        after = clockfit.shortest(late.nlargest(LAST, "before_ns"))
+        return HostClock(clockfit.Clock(samples), arm, after, burst_lost=True)
     return HostClock(clockfit.Clock(samples), arm, after)
+
+
+def _order_ns(fault: Mapping[str, Any]) -> int:
+    fire = fault["fire"]
+    return int(fault["planned_ns"] if fire is None else fire["before_ns"])
 
 
 def _own_clock(run: StoredRun) -> HostClock | None:
@@ -115,8 +126,7 @@ def _remote(
     readings = int(remote["before_remote_wall_ns"]), int(remote["after_remote_wall_ns"])
     published = None
     if host is not None:
-        # without a burst after the run the one at arm stands for both: the drift is not known
-        published = clockfit.compat(*readings, host.arm, host.after or host.arm)
+        published = clockfit.compat(*readings, host.arm, host.after or _drifted(host.arm, order))
     found = clockfit.tight(
         host.clock if host else clockfit.Clock(run.offsets.iloc[:0]),
         readings,
@@ -132,7 +142,11 @@ def _remote(
         note = "no clock sample: the middle between the order and its answer"
     else:
         middle, known = published.fire_ns, published.uncertainty_ns
-        note = COMPAT if host and host.after else COMPAT + "; no burst after: the drift is unknown"
+        note = COMPAT
+        if host is not None and host.after is None:
+            note += "; nothing was sampled after the fire: a drift of 500 ppm since arming is taken"
+        elif host is not None and host.burst_lost:
+            note += "; the burst after the load was lost: the last samples stand for it"
     return Kill(
         fire_ns=middle,
         uncertainty_ns=known,
@@ -161,6 +175,12 @@ def _shortest(offsets: pd.DataFrame, victim: pd.DataFrame, trip: int | None) -> 
     )
     known = [int(trips.min()) for each in seen if len(trips := each[each > 0].dropna())]
     return min([trip, *known])
+
+
+def _drifted(arm: clockfit.Offset, order: clockfit.Bounds) -> clockfit.Offset:
+    """What the offset may have become by the answer, where nothing was sampled since arming."""
+    drift = (order[1] - arm.at_ns) * clockfit.RATE_PPM // 1_000_000 + 1
+    return clockfit.Offset(arm.offset_ns + drift, arm.bound_ns, 0, order[1])
 
 
 def _bracket(

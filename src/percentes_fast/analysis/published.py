@@ -47,10 +47,17 @@ def document(path: Path) -> dict[str, Any]:
         pairs = [(run_path(path, row.run), summary) for row, summary in found.runs]
         rows = [row for row, _ in found.runs]
         name, caveat = found.summary.name, found.summary.caveat
+        left_out = [f"run {each.run}: {each.reason}" for each in found.summary.dropped]
     else:
         summary = analyze(path).summary
-        pairs, rows = [(path, summary)], [campaign.row(1, 0, summary)]
+        pairs, rows, left_out = [(path, summary)], [campaign.row(1, 0, summary)], []
         name, caveat = "one run", ""
+    unfired = [place for place, (_, each) in enumerate(pairs) if each.decomposition is None]
+    if len(unfired) < len(pairs):  # a run whose fault was not fired has no place in that schema
+        pairs = [each for i, each in enumerate(pairs) if i not in unfired]
+        rows = [each for i, each in enumerate(rows) if i not in unfired]
+    if left_out:
+        caveat = f"{caveat} Dropped: {'; '.join(left_out)}.".strip()
     first = pairs[0][1]
     runs = [_run(place, *pair) for place, pair in enumerate(pairs, 1)]
     valid = [row for row in rows if row.valid]
@@ -115,7 +122,9 @@ def _facts(path: Path, summary: Summary) -> _Facts:
     first = fault.get("kind") in ("kill", "kill_group", "kill_container")
     container = fault.get("container") or {}
     if not first or kill is None or host is None or parts is None or not container.get("after"):
-        raise DataError(f"{path}: {ONLY}")
+        raise DataError(f"{path.name}: {ONLY}")
+    if not fault["same_clock"] and (host.after is None or host.burst_lost):
+        raise DataError(f"{path.name}: has no burst of clock samples after the load; {ONLY}")
     return _Facts(path, run, summary, parts, kill, host, int(run.manifest["epoch_wall_ns"]))
 
 

@@ -353,7 +353,7 @@ def cold_start(text: str) -> tuple[tuple[str, Seconds], ...]:
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
         stamp, _, rest = line.partition(" ")
-        at = int(stamp) if stamp.isdigit() else rfc3339_ns(stamp, whole=True)
+        at = int(stamp) if stamp.isascii() and stamp.isdigit() else rfc3339_ns(stamp, whole=True)
         if at is not None:
             lines.append((number, at, rest))
     family = logpatterns.detect([rest for _, _, rest in lines])

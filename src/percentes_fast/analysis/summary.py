@@ -287,6 +287,11 @@ def _reasons(facts: _Facts, fault: KillReport | None, found: tuple[gating.Gate, 
     if fault is not None and not fault.landed:
         reasons.append(f"the fault did not land: {injected.why_not(facts.run, fault)}")
     reasons += injected.container_faults(facts.run)
+    if injected.nothing_happened(facts.run, facts.kill, facts.rows):
+        reasons.append(
+            "the fault had no consequence at the target: streams that were open at the kill went on"
+            " to their end; the process that was killed is not the target's server"
+        )
     if facts.run.manifest["interrupted"]:
         reasons.append(f"partial: the run was interrupted {facts.run.manifest['interrupted']}")
     return reasons
@@ -414,8 +419,15 @@ def _observed(facts: _Facts, cuts: tuple[Window, ...]) -> gating.Observed:
         fingerprints=facts.run.fault.get("fingerprints") if facts.run.fault else None,
         waiting=waiting,
         without_page=_without_page(facts.run.metrics),
+        expected_scrapes=_expected_scrapes(baseline, facts.config),
         metrics_asked=facts.run.manifest.get("metrics") is not None,
     )
+
+
+def _expected_scrapes(baseline: Window | None, config: Mapping[str, Any]) -> int:
+    if baseline is None:
+        return 0
+    return int(servermetrics.expected_scrapes(baseline) / config["metrics"]["every_s"])
 
 
 def _without_page(metrics: pd.DataFrame) -> frozenset[str]:

@@ -119,6 +119,7 @@ class ClockReport:
     compat_bound_s: Seconds | None
     offset_s: tuple[Seconds, Seconds] | None
     lost: str | None
+    burst_lost: bool
     step: str | None
 
 

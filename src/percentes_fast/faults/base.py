@@ -85,5 +85,8 @@ class Armed(Protocol):
     def evidence(self) -> Evidence:
         """Looks whether it landed."""
 
+    def hasten(self) -> None:
+        """Ends what it is still doing (a stop) now; its evidence says so. Safe at any time."""
+
     def undo(self) -> None:
         """Lets go of everything, a stopped process runs again; safe to call at any time."""

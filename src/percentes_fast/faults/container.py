@@ -138,7 +138,20 @@ class Container:
                 f"--container {self._name}: is not running (it ended at {state.finished_at});"
                 " start it, and wait until it serves"
             )
+        self._check_is_here(state)
         return state
+
+    def _check_is_here(self, state: State) -> None:
+        """The engine may run on another machine (a context, DOCKER_HOST): its pids are not ours.
+
+        Raises FaultError unless the host's own kernel says that the process is the container's.
+        """
+        groups = self._host.run(f"cat /proc/{state.pid}/cgroup", again=True).out
+        if state.id not in groups:
+            raise FaultError(
+                f"--container {self._name}: its pid {state.pid} is no process of it on"
+                f" {self._host.name}; its engine runs elsewhere: give --ssh-target of that machine"
+            )
 
     def events(self, since_wall_ns: int, until_wall_ns: int) -> list[dict[str, Any]]:
         """Its die and start events between two times of the host's wall clock."""

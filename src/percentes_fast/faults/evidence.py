@@ -13,11 +13,12 @@ from typing import Any
 from percentes_fast.faults.host import Host, HostError
 
 MARK = "#percentes-fast "
-SMI = "command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi"
+SMI = "if command -v nvidia-smi >/dev/null 2>&1; then nvidia-smi"
+ELSE = "|| echo failed; else echo absent; fi"
 LOOK = f"""
 echo '{MARK}shm'; ls -A /dev/shm 2>/dev/null
 echo '{MARK}tcp'; cat /proc/net/tcp /proc/net/tcp6 2>/dev/null
-echo '{MARK}gpu'; {SMI} --query-compute-apps=pid,used_memory --format=csv,noheader || echo absent
+echo '{MARK}gpu'; {SMI} --query-compute-apps=pid,used_memory --format=csv,noheader {ELSE}
 """
 GPU_FIELDS = (
     "index",
@@ -34,7 +35,7 @@ GPU_FIELDS = (
 FINGERPRINT = f"""
 echo '{MARK}kernel'; uname -srm
 echo '{MARK}cpus'; grep -c ^processor /proc/cpuinfo
-echo '{MARK}gpu'; {SMI} --query-gpu={",".join(GPU_FIELDS)} --format=csv,noheader || echo absent
+echo '{MARK}gpu'; {SMI} --query-gpu={",".join(GPU_FIELDS)} --format=csv,noheader {ELSE}
 """
 LISTEN = "0A"
 VERSION_TIMEOUT_S, VERSION_BYTES = 2.0, 4096
@@ -64,6 +65,10 @@ def listens(table: list[str], port: int) -> bool:
     return False
 
 
+def _is_gpu(lines: list[str]) -> bool:
+    return "absent" not in lines and "failed" not in lines
+
+
 def look(host: Host, port: int) -> dict[str, Any]:
     """/dev/shm, the port and GPU memory of a host now.
 
@@ -79,7 +84,7 @@ def look(host: Host, port: int) -> dict[str, Any]:
         "listens": listens(parts.get("tcp", []), port),
         "shm": sorted(parts.get("shm", [])),
         "gpu_memory": None
-        if "absent" in gpu
+        if not _is_gpu(gpu)
         else [[part.strip() for part in line.split(",")] for line in gpu],
     }
 
@@ -107,5 +112,6 @@ def fingerprint(host: Host) -> dict[str, Any]:
     return {
         "kernel": next(iter(parts.get("kernel", [])), None),
         "cpus": next(iter(parts.get("cpus", [])), None),
-        "gpus": None if "absent" in gpu else rows,
+        "gpus": rows if _is_gpu(gpu) else None,
+        "gpu_error": "failed" in gpu,
     }

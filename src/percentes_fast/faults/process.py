@@ -213,6 +213,9 @@ class LocalProcess:
         time.sleep(SURVIVOR_WAIT_S)
         return Evidence(gone_ns, survivors(self._host, self.identity, self._family))
 
+    def hasten(self) -> None:
+        """A signal is over at once: nothing to hasten."""
+
     def undo(self) -> None:
         """Closes the pidfd; a kill has nothing else to undo."""
         if self._pidfd >= 0:
