@@ -377,7 +377,7 @@ def test_a_killed_parent_leaves_offsets_and_metrics_to_recover(scenes: Scenes) -
     assert metrics["answered_ns"].max() < told["evidence"]["gone_ns"] + 2_000_000_000
     rules = {table["rule"]: table for table in found["in_flight"]}
     assert all(table["applicable"] and table["total"] for table in rules.values())
-    assert "no burst after" in rules["compat"]["note"]
+    assert "the burst after the load was lost" in rules["compat"]["note"]
     assert not list(scene.out.glob("*.journal"))
 
 

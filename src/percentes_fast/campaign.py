@@ -269,8 +269,8 @@ def dry_kill(loaded: LoadedConfig, out: Path, say: Callable[[str], None]) -> dic
             injection.facts["served_again_s"] = await_ready(config, out)
         injection.conclude()
     finally:
-        injection.release()
         injection.write()
+        injection.release()
         for name in ("offsets", "fault"):
             directory.drop_journal(name)  # it is no run: nothing reads them
     _check_landed(injection.facts)
