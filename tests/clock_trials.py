@@ -55,7 +55,7 @@ CUT_BY_KILL = ("body_cut", "reset", "no_response", "error_event", "connect")
 
 # ---------------------------------------------------------------- the clock of the host
 
-# libfaketime fakes no clock that bash reads by itself, and keeps one start a process
+# libfaketime 0.9.10 leaves what bash reads by itself true, and its rates start at each process
 LIBRARY = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -269,6 +269,7 @@ def client() -> None:
             tell({"facts": run_once(job["config"], Path(job["out"]))})
         except Exception as exc:
             tell({"error": f"{type(exc).__name__}: {exc}"})
+        faulthandler.cancel_dump_traceback_later()
 
 
 def run_once(config: dict[str, Any], out: Path) -> dict[str, Any]:

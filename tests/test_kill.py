@@ -404,11 +404,11 @@ def test_without_r_nothing_is_added(tmp_path: Path) -> None:
     assert found == Interval(SENT, PLANNED + MS, BRACKET.format(R=" (R is not known)"))
 
 
-def test_an_answer_sooner_than_r_leaves_no_interval_below_l(tmp_path: Path) -> None:
+def test_an_answer_sooner_than_r_is_itself_the_shortest_round_trip(tmp_path: Path) -> None:
     run = remote()
     assert run.fault is not None
     run.fault["fire"]["after_ns"] = L - MS
-    assert bracket(run, tmp_path) == Interval(L, L, HOW_L)
+    assert bracket(run, tmp_path) == Interval(L - MS, L - MS, HOW_L)
 
 
 def test_a_kill_that_no_client_saw_has_no_bracket(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def _remote(
     )
     trips = run.offsets["round_trip_ns"].dropna()
     trip = int(trips.min()) if len(trips) else None
-    bracket, why = _bracket(run.fault, victim, order, _shortest(run.offsets, victim, trip))
+    shortest = _shortest(run.offsets, victim, trip, order[1] - order[0])
+    bracket, why = _bracket(run.fault, victim, order, shortest)
     if published is None:
         middle, known = sum(order) // 2, (order[1] - order[0]) // 2
         note = "no clock sample: the middle between the order and its answer"
@@ -159,7 +160,9 @@ def _remote(
     )
 
 
-def _shortest(offsets: pd.DataFrame, victim: pd.DataFrame, trip: int | None) -> int | None:
+def _shortest(
+    offsets: pd.DataFrame, victim: pd.DataFrame, trip: int | None, order_trip: int
+) -> int | None:
     """The shortest round trip that anything showed: L must not be later than the first sign could
     come, and of a jittering path a few dials alone have not seen the shortest.
 
@@ -174,7 +177,7 @@ def _shortest(offsets: pd.DataFrame, victim: pd.DataFrame, trip: int | None) -> 
         victim["acked_kernel_ns"] - victim["sent_kernel_ns"],
     )
     known = [int(trips.min()) for each in seen if len(trips := each[each > 0].dropna())]
-    return min([trip, *known])
+    return min([trip, order_trip, *known])
 
 
 def _drifted(arm: clockfit.Offset, order: clockfit.Bounds) -> clockfit.Offset:
