@@ -122,6 +122,7 @@ def test_endless_stream_does_not_hold_up_another_row(tmp_path: Path, engine: str
     assert {each.cause for each in ran[4:]} == {Cause.STREAM_END}
 
 
+@pytest.mark.alone
 def test_no_end_of_the_body_after_the_stream_s_end(tmp_path: Path, engine: str) -> None:
     """[DONE] ends the row; what comes after it belongs to nobody and holds up nothing."""
     events = (token(finish="length"), usage(1), DONE)
@@ -201,6 +202,7 @@ def test_storm_of_resets(tmp_path: Path, engine: str, when: str) -> None:
     assert trial.words("dials", "reuses") == [300, 0]
 
 
+@pytest.mark.alone
 def test_ten_thousand_refused_at_once(tmp_path: Path, engine: str) -> None:
     found = in_child(refused_at_once, engine, str(tmp_path), 10_000)
     assert found["endings"] == {f"CONNECT {errno.ECONNREFUSED}": 10_000}
@@ -363,6 +365,7 @@ def test_a_body_of_100_mb_without_an_event(tmp_path: Path, engine: str, kind: st
     assert found["grew"] < 0.2 * BODY
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_memory_a_stream(tmp_path: Path, engine: str) -> None:
     """2000 streams at once: 4 KiB each in the process, beside the sockets in the kernel.
