@@ -21,6 +21,20 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# files that take longest, so that two processes end at about the same time
+LONGEST = (
+    *("test_clock_trials", "test_campaign", "test_run_faults", "test_remote_faults", "test_run"),
+    *("test_tls", "test_host", "test_killer", "test_scrape", "test_real_hosts", "test_package"),
+    *("test_supervisor", "test_mock", "test_mock_life", "test_client_faults"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; the rest stay in their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that use `both_engines` run once an engine; those marked native_only on that one."""
     if "both_engines" in metafunc.fixturenames:
