@@ -8,7 +8,7 @@ Clock; `find` puts the kill's readings on the run's clock under compat, tight an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -29,7 +29,8 @@ BRACKET = (
 class HostClock:
     """The host's clock against the run's: its samples, and the offset at arm that compat uses.
 
-    after, compat: None where this machine is the host, or no sample was taken.
+    after: None where this machine is the host, or nothing was sampled after the fire; burst_lost:
+    it is of other samples than the burst after the load.
     """
 
     clock: clockfit.Clock
@@ -91,18 +92,7 @@ def find(run: StoredRun, rows: pd.DataFrame, host: HostClock | None) -> Kill | N
 
 def _without_bracket_behind_a_proxy(kill: Kill, fault: Mapping[str, Any]) -> Kill:
     why = _no_bracket(fault.get("path"))
-    if why is None:
-        return kill
-    return Kill(
-        kill.fire_ns,
-        kill.uncertainty_ns,
-        kill.zone_ns,
-        kill.compat_note,
-        kill.tight,
-        None,
-        why,
-        kill.round_trip_ns,
-    )
+    return kill if why is None else replace(kill, bracket=None, bracket_note=why)
 
 
 def _no_bracket(path: Mapping[str, Any] | None) -> str | None:

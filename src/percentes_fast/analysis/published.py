@@ -52,10 +52,9 @@ def document(path: Path) -> dict[str, Any]:
         summary = analyze(path).summary
         pairs, rows, left_out = [(path, summary)], [campaign.row(1, 0, summary)], []
         name, caveat = "one run", ""
-    unfired = [place for place, (_, each) in enumerate(pairs) if each.decomposition is None]
-    if len(unfired) < len(pairs):  # a run whose fault was not fired has no place in that schema
-        pairs = [each for i, each in enumerate(pairs) if i not in unfired]
-        rows = [each for i, each in enumerate(rows) if i not in unfired]
+    fired = [i for i, (_, each) in enumerate(pairs) if each.decomposition is not None]
+    if fired:  # a run whose fault was not fired has no place in that schema
+        pairs, rows = [pairs[i] for i in fired], [rows[i] for i in fired]
     if left_out:
         caveat = f"{caveat} Dropped: {'; '.join(left_out)}.".strip()
     first = pairs[0][1]

@@ -2,7 +2,7 @@
 
 Never: interprets a line, or loses one to a slow disk: what was read is kept in order.
 Plan: `Tail` follows a file on the host through a reader there that stamps each line with the host's
-wall clock; `write_container_log` stores what a container engine has stamped. Both end as lines
+wall clock; `container_log` writes what a container engine has stamped. Both end as lines
 `<wall ns> d <text>` of server.log.
 """
 

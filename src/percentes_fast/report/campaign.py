@@ -12,11 +12,12 @@ from percentes_fast.report import restart
 from percentes_fast.report.words import (
     UNKNOWN,
     Section,
-    classes,
+    instrument,
     laid_out,
     micros,
     percent,
     seconds,
+    sent,
 )
 
 
@@ -63,10 +64,10 @@ def render(summary: CampaignSummary) -> str:
 
 
 def _origin(summary: CampaignSummary) -> str:
-    commit = summary.instrument_commit or "commit unknown"
+    by = instrument(summary.instrument_version, summary.instrument_commit)
     return (
-        f"{summary.name}, percentes-fast {summary.instrument_version} ({commit}), config SHA-256"
-        f" {summary.config_sha256}, claims SHA-256 {summary.claims_sha256}"
+        f"{summary.name}, {by}, config SHA-256 {summary.config_sha256},"
+        f" claims SHA-256 {summary.claims_sha256}"
     )
 
 
@@ -92,21 +93,12 @@ def _run(row: RunRow) -> str:
     ttr = UNKNOWN if row.ttr_pre_fault_s is None else str(row.ttr_pre_fault_s)
     lost = row.integrated_goodput_deficit
     deficit = UNKNOWN if lost is None else f"{lost:.1f}"
+    told = sent(row.outage_outcomes) if row.outage_outcomes else UNKNOWN
     return (
         f"{row.run:3} {'valid' if row.valid else 'INVALID':8} {seconds(row.outage_s):>10}"
         f" {seconds(row.container_start_s):>9} {ttr:>5} {deficit:>8}"
         f" {micros(row.fire_uncertainty_s):>10} {micros(row.tight_width_s):>10}"
-        f" {percent(row.baseline_goodput):>8}  {_sent(row)}"
-    )
-
-
-def _sent(row: RunRow) -> str:
-    found = row.outage_outcomes
-    if not found:
-        return UNKNOWN
-    return (
-        f"{found['total']}: {found['completed']} completed, {found['errored']} errored"
-        f" ({classes(found['errored_by_class'])}), {found['censored']} censored"
+        f" {percent(row.baseline_goodput):>8}  {told}"
     )
 
 

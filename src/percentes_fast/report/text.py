@@ -17,10 +17,12 @@ from percentes_fast.report.words import (
     UNKNOWN,
     Section,
     classes,
+    instrument,
     laid_out,
     micros,
     percent,
     seconds,
+    sent,
 )
 
 DEEDS = {
@@ -104,11 +106,8 @@ def render(summary: Summary) -> str:
 
 
 def _origin(summary: Summary) -> str:
-    commit = summary.instrument_commit or "commit unknown"
-    return (
-        f"run {summary.run_id}, percentes-fast {summary.instrument_version} ({commit}),"
-        f" config SHA-256 {summary.config_sha256}"
-    )
+    by = instrument(summary.instrument_version, summary.instrument_commit)
+    return f"run {summary.run_id}, {by}, config SHA-256 {summary.config_sha256}"
 
 
 def _clients(summary: Summary) -> Iterator[str]:
@@ -126,11 +125,7 @@ def _clients(summary: Summary) -> Iterator[str]:
         yield f"{cut} load requests were not yet due when the run was interrupted"
     outcomes = summary.outage_outcomes
     if outcomes:
-        yield (
-            f"sent during the outage: {outcomes['total']}: {outcomes['completed']} completed,"
-            f" {outcomes['errored']} errored ({classes(outcomes['errored_by_class'])}),"
-            f" {outcomes['censored']} censored"
-        )
+        yield f"sent during the outage: {sent(outcomes)}"
 
 
 def _outage(summary: Summary) -> Iterator[str]:

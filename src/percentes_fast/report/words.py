@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 UNKNOWN = "n/a"
 WIDTH = 110
@@ -32,6 +33,19 @@ def percent(value: float | None) -> str:
 def classes(by_class: Mapping[str, int] | None) -> str:
     """`connect 66, reset 2`, or none."""
     return ", ".join(f"{name} {number}" for name, number in (by_class or {}).items()) or "none"
+
+
+def sent(outcomes: Mapping[str, Any]) -> str:
+    """Outcomes of what was sent during an outage."""
+    return (
+        f"{outcomes['total']}: {outcomes['completed']} completed, {outcomes['errored']} errored"
+        f" ({classes(outcomes['errored_by_class'])}), {outcomes['censored']} censored"
+    )
+
+
+def instrument(version: str, commit: str | None) -> str:
+    """What measured."""
+    return f"percentes-fast {version} ({commit or 'commit unknown'})"
 
 
 Section = tuple[str, Iterable[str]]
