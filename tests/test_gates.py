@@ -37,6 +37,9 @@ CLEAN = ClientFigures(
     workers=(WORKER,),
     wall_steps=(),
     canary_server_late_max_s=None,
+    parent_scheduler="fifo",
+    parent_gap_max_s=None,
+    parent_note=None,
 )
 
 

@@ -74,7 +74,7 @@ def frame(*lines: Line) -> pd.DataFrame:
 
 
 def one(*lines: Line, cut: Window = TEN) -> ReplicaWindow:
-    (found,) = report(frame(*lines), [cut])
+    (found,) = report(frame(*lines), [cut], S)
     return found
 
 
@@ -104,7 +104,7 @@ def test_a_window_by_hand() -> None:
 def test_every_replica_in_every_window() -> None:
     cuts = [Window("first", 0, 2 * S), Window("rest", 2 * S, 4 * S)]
     lines = [line(k, gauge("waiting", k), name=name) for k in range(4) for name in ("b", "a")]
-    found = report(frame(*lines), cuts)
+    found = report(frame(*lines), cuts, S)
     named = [(each.replica, each.window, each.waiting_mean) for each in found]
     assert named == [
         ("a", "first", 0.5),
@@ -223,7 +223,7 @@ def test_nothing_asked_and_nothing_answered() -> None:
     refused = one(failed(0), failed(1))
     assert (refused.scrapes, refused.failed, refused.waiting_max) == (2, 2, None)
     assert refused.reason == "no scrape was answered"
-    assert report(frame(), [TEN]) == ()
+    assert report(frame(), [TEN], S) == ()
     assert baseline_waiting(frame(), TEN) == {}
 
 
@@ -262,14 +262,16 @@ def test_the_recorded_pages() -> None:
 
 
 def test_the_grid_is_the_scrapers() -> None:
-    assert (servermetrics.OFFSET_NS, servermetrics.EVERY_NS) == (scrape.OFFSET_NS, scrape.SECOND)
+    assert servermetrics.OFFSET_NS == scrape.OFFSET_NS
+    every_ns = 3 * S // 2
+    assert scrape.first_tick(4 * S, every_ns) == expected_scrapes(Window("w", 0, 4 * S), every_ns)
 
 
-@given(st.integers(-3 * S, 20 * S), st.integers(0, 20 * S))
-def test_expected_against_every_tick(start: int, length: int) -> None:
+@given(st.integers(-3 * S, 20 * S), st.integers(0, 20 * S), st.sampled_from([S // 2, S, 7 * S]))
+def test_expected_against_every_tick(start: int, length: int, every_ns: int) -> None:
     cut = Window("w", start, start + length)
-    ticks = np.arange(60) * S + 250 * MS
-    assert expected_scrapes(cut) == int(cut.rows(ticks).sum())
+    ticks = np.arange(120) * every_ns + 250 * MS
+    assert expected_scrapes(cut, every_ns) == int(cut.rows(ticks).sum())
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 5)), min_size=2, max_size=12))

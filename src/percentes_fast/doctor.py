@@ -118,7 +118,7 @@ def _real_time() -> Finding:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         os.sched_setscheduler(0, before, os.sched_param(0))
     except OSError as exc:
-        remedy = "ulimit -r 50, or run as root: else other work delays sends by a time slice"
+        remedy = "ulimit -r 50, or run as root: else other work delays sends and the kill"
         return Finding("real-time scheduling", exc.strerror or "refused", remedy)
     return Finding("real-time scheduling", "allowed")
 

@@ -10,14 +10,13 @@ clock, readings of the host as they are (`_remote_wall_ns`).
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from percentes_fast import rundir
+from percentes_fast import priority, rundir
 from percentes_fast.config import Config, replicas, seconds_ns
 from percentes_fast.errors import ClientError, FaultError, PercentesError
 from percentes_fast.faults import container as containers
@@ -172,7 +171,9 @@ class Injection:
         armed = self._armed
         assert armed is not None
         if self._host.is_here:
-            _outrank_the_victim()
+            # The victim wakes to die, on this core as likely as not: it must not run before the
+            # clock is read again. This thread spins for 0.5 ms, once.
+            priority.this_thread(priority.KILL)
         try:
             fired = self._fire(armed, self._epoch + int(self.facts["planned_ns"]), cancelled)
         except Exception as exc:
@@ -348,15 +349,13 @@ def _told(exc: Exception) -> str:
 
 
 def _wait(until_ns: int, cancelled: threading.Event) -> None:
-    """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError after an interruption."""
+    """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError where the load was over by then."""
     if cancelled.wait(max(0.0, (until_ns - time.monotonic_ns()) / 1e9)):
-        raise FaultError("the run was interrupted before the fault was due")
-
-
-def _outrank_the_victim() -> None:
-    """The victim wakes to die, on this core as likely as not: it must not run before the clock is
-    read again. Real-time for this thread where allowed (it spins for 0.5 ms, once), else nothing:
-    the two reads say how long it took.
-    """
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+        late_s = (time.monotonic_ns() - until_ns) / 1e9
+        if late_s < 0:
+            raise FaultError("the run was interrupted before the fault was due")
+        raise FaultError(
+            f"the machine kept this process from running until the load was over, {late_s:.1f} s"
+            " after the fault was due; leave it a core, or allow real-time scheduling"
+            " (percentes-fast doctor)"
+        )

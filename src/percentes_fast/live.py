@@ -19,6 +19,7 @@ from percentes_fast.engine.pool import Pool
 from percentes_fast.schema import NULL64, Cause, Kind
 
 PERIOD_S = 1.0
+SHARE = 200  # the line costs at most half a percent of a core
 RECENT_NS = 10_000_000_000
 CLASS_OF = {
     "connect": (Cause.CONNECT,),
@@ -47,10 +48,12 @@ class LiveLine:
         """Rewrites the line, about once a second."""
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + PERIOD_S
+        began = time.monotonic()
         width = 120
         line = self.line(workers, run_ns)[: width - 1]
         print(f"\r{line:<{width - 1}}", end="", file=sys.stderr, flush=True)
+        cost_s = time.monotonic() - began  # of all rows: it grows with the run
+        self._next = began + max(PERIOD_S, SHARE * cost_s)
         self._open = True
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import percentes_fast
-from percentes_fast import _native, launch, rundir
+from percentes_fast import _native, launch, priority, rundir
 from percentes_fast.config import Config, LoadedConfig, replicas, seconds_ns, targets
 from percentes_fast.engine import cpu, pool, preflight
 from percentes_fast.engine import schedule as scheduling
@@ -90,6 +90,7 @@ class _Run:
     workers: pool.Pool | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     clocks: list[Any] = field(default_factory=list)
+    threads: priority.Threads = field(default_factory=lambda: priority.Threads(priority.OBSERVER))
     interrupted: bool = False
 
 
@@ -338,10 +339,12 @@ def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
     """Until the last worker has ended; the first interruption ends the schedule."""
     assert run.workers is not None
     next_pair = time.monotonic()
+    run.manifest["scheduler"] = _scheduler(run)
     while True:
         try:
             while run.workers.running():
                 if time.monotonic() >= next_pair:
+                    run.threads.take()
                     clocks.append(_native.clock_pair())
                     next_pair += 1.0
                 run.watcher.tick(run.workers, time.monotonic_ns() - epoch)
@@ -356,9 +359,15 @@ def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
             run.watcher.close()
 
 
+def _scheduler(run: _Run) -> dict[str, str | None]:
+    run.threads.take()
+    return {"parent": priority.scheduler(), "refused": run.threads.refused}
+
+
 def _release(run: _Run) -> None:
     """Ends everything this run started, also when it is itself interrupted; the records stay."""
     with contextlib.ExitStack() as last:  # called from the last one to the first
+        last.callback(run.threads.give_back)
         if run.workers is not None and run.manifest.get("state") != "running":
             last.callback(run.workers.remove_slabs)
         if run.server is not None:

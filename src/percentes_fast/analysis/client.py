@@ -19,6 +19,8 @@ from percentes_fast.analysis.windows import SECOND, Seconds, Window, nearest_ran
 from percentes_fast.schema import WALL_STEP_NS
 
 BUSY_SPAN_NS = 5 * SECOND
+PARENT_GAP_NS = 2 * SECOND
+KEPT = "the machine kept the parent from running: what it does itself came late"
 Ints = NDArray[np.int64]
 
 
@@ -79,6 +81,8 @@ class ClientFigures:
     send_skew_s: dispatch minus intended; send_skew_kernel_s: kernel's send stamp minus intended, on
     connections that were open; stamp_disagreement_s: |kernel stamp - return of the last send|;
     receive_lag_s: first token's user stamp minus its kernel stamp, shared reads left out.
+    parent_gap_max_s: longest time between two clock pairs, which the parent takes once a second;
+    parent_note: what it means where that is longer than PARENT_GAP_NS.
     client_fault_errnos: client faults by the name of their errno; others have none.
     """
 
@@ -93,6 +97,9 @@ class ClientFigures:
     workers: tuple[WorkerFigures, ...]
     wall_steps: tuple[WallStep, ...]
     canary_server_late_max_s: Seconds | None
+    parent_scheduler: str | None
+    parent_gap_max_s: Seconds | None
+    parent_note: str | None
 
 
 def wall_steps(clocks: pd.DataFrame) -> tuple[WallStep, ...]:
@@ -104,6 +111,12 @@ def wall_steps(clocks: pd.DataFrame) -> tuple[WallStep, ...]:
         WallStep(Seconds.of(middle[i + 1]), Seconds.of(steps[i]))
         for i in np.flatnonzero(np.abs(steps) > WALL_STEP_NS)
     )
+
+
+def parent_gap_ns(clocks: pd.DataFrame) -> int | None:
+    """Longest time between neighbouring clock pairs; None of fewer than two."""
+    gaps = np.diff(clocks["before_ns"].to_numpy(np.int64))
+    return int(gaps.max()) if len(gaps) else None
 
 
 def busiest(seconds: pd.DataFrame) -> float | None:
@@ -167,6 +180,7 @@ def figures(
     shared = requests["first_token_shared_read"].fillna(False).to_numpy(bool)
     apart = np.abs(_difference(requests, "sent_kernel_ns", "sent_ns"))
     canary = manifest.get("canary_server") or {}
+    gap_ns = parent_gap_ns(clocks)
     return ClientFigures(
         undispatched=int(due["dispatch_ns"].isna().sum()),
         client_fault=int((requests["outcome"] == "client_fault").sum()),
@@ -179,6 +193,9 @@ def figures(
         workers=tuple(_worker(facts, requests, client) for facts in manifest["workers"]),
         wall_steps=wall_steps(clocks),
         canary_server_late_max_s=Seconds.maybe(canary.get("late_max_ns")),
+        parent_scheduler=(manifest.get("scheduler") or {}).get("parent"),
+        parent_gap_max_s=Seconds.maybe(gap_ns),
+        parent_note=KEPT if gap_ns is not None and gap_ns > PARENT_GAP_NS else None,
     )
 
 

@@ -227,7 +227,7 @@ def g7(seen: Observed, hosted: bool) -> Gate:
         if mean is None and scrapes > failed:
             shown.append(f"{replica} has no such gauge ({counted})")
         elif scrapes - failed < seen.expected_scrapes - max(1, seen.expected_scrapes // 10):
-            faults.append(f"{replica} answered too few of {seen.expected_scrapes} ({counted})")
+            faults.append(f"{replica}: too few of {seen.expected_scrapes} answered ({counted})")
         elif mean is None:
             told = "did not answer" if scrapes else "was not asked within the baseline"
             faults.append(f"{replica} {told} ({counted})")

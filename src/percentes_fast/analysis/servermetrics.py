@@ -17,8 +17,7 @@ import pandas as pd
 
 from percentes_fast.analysis.windows import SECOND, Window
 
-EVERY_NS = SECOND  # one scrape a second and replica, at a quarter past each
-OFFSET_NS = SECOND // 4
+OFFSET_NS = SECOND // 4  # ticks lie at k * every + a quarter second
 
 # SGLang (0.5.23, srt/observability/metrics_collector.py; no such page was seen): with priority
 # scheduling the gauges hold the total under priority="" and its parts under priority="N"; the
@@ -66,10 +65,13 @@ class _Ttft(NamedTuple):
     reason: str | None
 
 
-def report(frame: pd.DataFrame, cuts: Sequence[Window]) -> tuple[ReplicaWindow, ...]:
-    """Every replica of the frame in every window, replica by replica. frame: metrics.parquet."""
+def report(frame: pd.DataFrame, cuts: Sequence[Window], every_ns: int) -> tuple[ReplicaWindow, ...]:
+    """Every replica of the frame in every window, replica by replica.
+
+    frame: metrics.parquet; every_ns: between two scrapes of a replica.
+    """
     return tuple(
-        _replica_window(str(name), rows[cut.rows(_asked(rows))], cut)
+        _replica_window(str(name), rows[cut.rows(_asked(rows))], cut, every_ns)
         for name, rows in frame.groupby("replica")
         for cut in cuts
     )
@@ -91,10 +93,10 @@ def baseline_waiting(frame: pd.DataFrame, baseline: Window) -> dict[str, Waiting
     return found
 
 
-def expected_scrapes(window: Window) -> int:
+def expected_scrapes(window: Window, every_ns: int) -> int:
     """Ticks of the grid in a window; the first is at 0.25 s."""
     first, end = (
-        max(0, -((OFFSET_NS - at_ns) // EVERY_NS)) for at_ns in (window.start_ns, window.end_ns)
+        max(0, -((OFFSET_NS - at_ns) // every_ns)) for at_ns in (window.start_ns, window.end_ns)
     )
     return end - first
 
@@ -107,7 +109,7 @@ def _scrapes(rows: pd.DataFrame) -> int:
     return int(rows["asked_ns"].nunique())
 
 
-def _replica_window(name: str, rows: pd.DataFrame, cut: Window) -> ReplicaWindow:
+def _replica_window(name: str, rows: pd.DataFrame, cut: Window, every_ns: int) -> ReplicaWindow:
     waiting, running = _totals(rows, "waiting"), _totals(rows, "running")
     cache = rows.loc[rows["quantity"] == "cache_use", "value"].dropna()
     scrapes, failed = _scrapes(rows), _scrapes(rows[rows["error"].notna()])
@@ -120,7 +122,7 @@ def _replica_window(name: str, rows: pd.DataFrame, cut: Window) -> ReplicaWindow
     return ReplicaWindow(
         replica=name,
         window=cut.name,
-        expected=expected_scrapes(cut),
+        expected=expected_scrapes(cut, every_ns),
         scrapes=scrapes,
         failed=failed,
         waiting_mean=_mean(waiting),

@@ -380,7 +380,9 @@ def _summary(
         modal_latencies=_modes(facts, by_window),
         incidence={n: _incidence(r, facts.plan.timeout_ns) for n, r in by_window.items()},
         receive_path=_receive_paths(facts, cuts),
-        server_metrics=servermetrics.report(facts.run.metrics, cuts),
+        server_metrics=servermetrics.report(
+            facts.run.metrics, cuts, _scrape_every_ns(facts.config)
+        ),
         fingerprints=facts.run.fault.get("fingerprints") if facts.run.fault else None,
         predictions=(),
         goodput_by_second=windows.goodput_series(
@@ -427,7 +429,12 @@ def _observed(facts: _Facts, cuts: tuple[Window, ...]) -> gating.Observed:
 def _expected_scrapes(baseline: Window | None, config: Mapping[str, Any]) -> int:
     if baseline is None:
         return 0
-    return int(servermetrics.expected_scrapes(baseline) / config["metrics"]["every_s"])
+    return servermetrics.expected_scrapes(baseline, _scrape_every_ns(config))
+
+
+def _scrape_every_ns(config: Mapping[str, Any]) -> int:
+    every_ns: int = round(config["metrics"]["every_s"] * SECOND)
+    return every_ns
 
 
 def _without_page(metrics: pd.DataFrame) -> frozenset[str]:

@@ -18,6 +18,7 @@ import threading
 from array import array
 from typing import Any
 
+from percentes_fast import priority
 from percentes_fast.errors import ClientError, remedy
 
 SPIN_NS = 200_000
@@ -61,14 +62,15 @@ def main() -> int:
     from percentes_fast import _native
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # it spins for a few ms a second: far below any throttle
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(40))
     listener, parent = int(sys.argv[1]), int(sys.argv[2])
     stop = array("i", [0])
     found: dict[str, int] = {}
-    thread = threading.Thread(
-        target=lambda: found.update(_native.respond(listener, parent, SPIN_NS, stop))
-    )
+
+    def respond() -> None:
+        priority.this_thread(priority.CANARY)  # a few ms of spinning a second: below any throttle
+        found.update(_native.respond(listener, parent, SPIN_NS, stop))
+
+    thread = threading.Thread(target=respond)
     thread.start()
     sys.stdin.buffer.read()
     stop[0] = 1

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from percentes_fast import _native
+from percentes_fast import _native, priority
 from percentes_fast.engine import cpu, engines, slabs
 from percentes_fast.errors import PercentesError
 
@@ -26,7 +26,6 @@ MCL_CURRENT, MCL_FUTURE = 1, 2
 PR_SET_TIMERSLACK = 29
 HELD_BACK = 64  # descriptors for the process's own files
 NICENESS = -20
-REAL_TIME_PRIORITY = 50
 REAL_TIME_SHARE = 0.7  # of a core's time; the kernel throttles real-time tasks at 0.95 of a second
 
 
@@ -63,8 +62,8 @@ def _settle_in(job: dict[str, Any], governed: cpu.Governed) -> dict[str, Any]:
         _try(refused, "affinity", lambda: os.sched_setaffinity(0, {job["core"]}))
     _try(refused, "niceness", lambda: os.setpriority(os.PRIO_PROCESS, 0, NICENESS))
     if job["busy_share"] < REAL_TIME_SHARE:
-        priority = os.sched_param(REAL_TIME_PRIORITY)
-        _try(refused, "SCHED_FIFO", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, priority))
+        why = priority.this_thread(priority.WORKER)
+        refused += [f"SCHED_FIFO: {why}"] if why else []
     _try(refused, "timer slack", lambda: _call(_libc().prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)))
     _try(refused, "wake-up latency", cpu.hold_awake)
     _try(refused, "governor", governed.favour)
@@ -75,7 +74,7 @@ def _settle_in(job: dict[str, Any], governed: cpu.Governed) -> dict[str, Any]:
         "governor_before": governed.before,
         "engine": job["engine"],
         "poll": "busy" if job["busy"] else "hybrid",
-        "scheduler": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
+        "scheduler": priority.scheduler(),
         "descriptors": raise_descriptor_limit(),
         "refused": refused,
     }

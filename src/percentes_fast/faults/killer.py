@@ -48,7 +48,8 @@ P=$1; T=$2; K=$3; G=$4; S=$5; W=$6; B=
 same $P $T || { echo '{"armed":false,"errno":3,"error":"is another process"}'; exit; }
 M=$(kill -0 $K 2>&1) || { case $M in *ermitted*) E=1;; *) E=3;; esac
   echo "{\"armed\":false,\"errno\":$E,\"error\":\"may not be signalled\"}"; exit; }
-echo "{\"armed\":true,\"pidfd\":false,\"resolution\":$R}"
+F=false; chrt -f -p 10 $$ >/dev/null 2>&1 && F=true
+echo "{\"armed\":true,\"pidfd\":false,\"real_time\":$F,\"resolution\":$R}"
 while read -r O; do case $O in
 check) if same $P $T; then echo '{"same":true}'; else echo '{"same":false}'; fi;;
 fire) same $P $T || { echo '{"fired":false,"error":"is another process by now"}'; continue; }
@@ -92,6 +93,7 @@ class Killer:
             "by": f"a killer on {host.name}",
             "pidfd": bool(said["pidfd"]),
             "sudo": sudo,
+            "real_time": bool(said.get("real_time")),
             "group": order.group,
             "race": None
             if said["pidfd"]

@@ -28,6 +28,7 @@ import h11
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
+from percentes_fast import priority
 from percentes_fast.errors import TargetError
 
 SECOND = 1_000_000_000
@@ -413,10 +414,11 @@ def main() -> int:
         with contextlib.suppress(OSError):
             if job["cores"] is not None:
                 os.sched_setaffinity(0, job["cores"])
+        priority.this_thread(priority.OBSERVER)
         observer = Observer(job)
         uvloop.run(observer.run())
         told = {name: getattr(observer, name) for name in ("scrapes", "missed", "cut")}
-        told["lost"] = observer.lines.lost
+        told |= {"lost": observer.lines.lost, "scheduler": priority.scheduler()}
     except Exception as exc:
         told = {"error": f"{type(exc).__name__}: {exc}"}
     with contextlib.suppress(OSError):  # the parent is gone
@@ -453,7 +455,7 @@ class Scraper:
         return self.process is not None and self.process.poll() is None
 
     def stop(self) -> dict[str, Any]:
-        """Ends it; its counters (scrapes, missed, cut, lost), or `error`: why there are none."""
+        """Ends it; its counters (scrapes, missed, cut, lost) and scheduler, or `error`."""
         if self._told is None:
             self._told = self._ended()
         return self._told

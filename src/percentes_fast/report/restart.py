@@ -106,7 +106,7 @@ def metrics(summary: Summary) -> Iterator[str]:
     )
     for row in summary.server_metrics:
         yield (
-            f"{row.replica:10} {row.window:16} {row.scrapes:8} {row.failed:6}"
+            f"{row.replica:10} {row.window:16} {f'{row.scrapes}/{row.expected}':>8} {row.failed:6}"
             f" {_plain(row.waiting_mean):>8} {_plain(row.running_mean):>8}"
             f" {_share(row.cache_use_max):>6} {_milli(row.ttft_mean_s):>10}"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from percentes_fast.analysis.client import Spread
+from percentes_fast.analysis.client import ClientFigures, Spread
 from percentes_fast.analysis.tree import IncidenceReport, Summary
 from percentes_fast.analysis.windows import WindowReport
 from percentes_fast.report import restart
@@ -265,6 +265,19 @@ def _timings(summary: Summary) -> Iterator[tuple[str, Spread | None]]:
         yield f"receive lag, worker {worker.worker}", worker.receive_lag_s
 
 
+def _parent(own: ClientFigures) -> Iterator[str]:
+    """Did the process that fires, scrapes and samples run when it was due?"""
+    gap = own.parent_gap_max_s
+    if gap is None:
+        return
+    yield (
+        f"{'parent':28} {'real-time' if own.parent_scheduler == 'fifo' else 'usual scheduler'},"
+        f" longest gap of its clock pairs {seconds(gap)} (one a second)"
+    )
+    if own.parent_note is not None:
+        yield own.parent_note
+
+
 def _client(summary: Summary) -> Iterator[str]:
     own = summary.client
     for name, found in _timings(summary):
@@ -273,6 +286,7 @@ def _client(summary: Summary) -> Iterator[str]:
                 f"{name:28} p50 {micros(found.p50)}, p99 {micros(found.p99)},"
                 f" max {micros(found.max)} (n = {found.n})"
             )
+    yield from _parent(own)
     for worker in own.workers:
         lost = ", ".join(f"{name} {number}" for name, number in worker.lost.items() if number)
         if lost:

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from percentes_fast import priority
 from percentes_fast.errors import ClientError, ConfigError, TargetError
 from percentes_fast.rundir import read_log
 
@@ -136,6 +137,7 @@ class _Supervisor:
     def run(self) -> int:
         """Until stdin ends; 0, or 1 where the command could not be started at all."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        priority.this_thread(priority.OBSERVER)  # the server does not inherit it
         if self._job["cores"]:
             os.sched_setaffinity(0, self._job["cores"])  # the server inherits it
         if not self._start():
@@ -147,6 +149,7 @@ class _Supervisor:
         return 0
 
     def _watch_parent(self) -> None:
+        priority.this_thread(priority.OBSERVER)
         sys.stdin.buffer.read()
         self._stopping.set()
         self._signal_group(signal.SIGTERM)
@@ -190,6 +193,7 @@ class _Supervisor:
 
     def _stamp(self, fd: int) -> None:
         """Each line gets the time of the read that brought its end."""
+        priority.this_thread(priority.OBSERVER)  # the busier the server, the later else the stamps
         pending = b""
         while data := os.read(fd, 65_536):
             *lines, pending = (pending + data).split(b"\n")
