@@ -355,7 +355,8 @@ def test_the_embedded_server_once_a_second_on_one_connection(tmp_path: Path) -> 
         log = server.process.stdout.read() if server.process.stdout else b""
     assert errors(lines) == [None] * len(lines)
     assert on_grid([asked for _, asked, *_ in lines])
-    assert counters == {"scrapes": len(lines), "missed": counters["missed"], "cut": 0, "lost": 0}
+    assert (counters["scrapes"], counters["cut"], counters["lost"]) == (len(lines), 0, 0)
+    assert counters["scheduler"] == "fifo"
     assert all(asked < answered < asked + 900 * MS for _, asked, answered, *_ in lines)
     found_last = {sample[0]: sample[4] for sample in lines[-1][4]}
     assert (found_last["waiting"], found_last["running"], found_last["ttft_count"]) == (0, 0, 1)

@@ -87,6 +87,20 @@ def supervised(path: Path, code: str) -> Iterator[tuple[Supervised, Log]]:
 # ---------------------------------------------------------------- restarts
 
 
+def test_the_supervisor_is_real_time_and_no_server_of_its_is(tmp_path: Path) -> None:
+    """Not the first one, and not one that it restarted."""
+    code = f"import os; print('policy', os.sched_getscheduler(0)); {SERVER}"
+    with supervised(tmp_path, code) as (_, log):
+        first = until(lambda: log.printed("pid"))[0]
+        parent = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(first, signal.SIGKILL)
+        until(lambda: len(log.printed("pid")) == 2)
+        tasks = [int(task.name) for task in Path(f"/proc/{parent}/task").iterdir()]
+        seen = {os.sched_getscheduler(each) & ~os.SCHED_RESET_ON_FORK for each in tasks}
+    assert log.printed("policy") == [os.SCHED_OTHER] * 2
+    assert seen == {os.SCHED_FIFO}
+
+
 def test_restart_in_place_after_a_kill(tmp_path: Path) -> None:
     with supervised(tmp_path, SERVER) as (server, log):
         (first,) = until(lambda: log.printed("pid"))

@@ -306,6 +306,7 @@ def _load(run: _Run) -> None:
         "epoch_wall_ns": wall + epoch - (before + after) // 2,
         "slabs": [str(slab.path) for slab in run.workers.slabs],
     }
+    run.manifest["scheduler"] = _scheduler(run)
     firing, cancelled = _begin_fault(run, epoch)
     run.directory.write_json(rundir.MANIFEST, run.manifest)
     run.workers.begin(epoch)
@@ -339,7 +340,6 @@ def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
     """Until the last worker has ended; the first interruption ends the schedule."""
     assert run.workers is not None
     next_pair = time.monotonic()
-    run.manifest["scheduler"] = _scheduler(run)
     while True:
         try:
             while run.workers.running():
