@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 
 # needs sshd, Docker and libfaketime: as root on Debian what is missing is installed
 test: $(VENV)/installed-test services lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not real and not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not real and not alone"
 	$(BIN)/python -m pytest -m alone
 
 services:

@@ -21,7 +21,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# files that take longest, so that two processes end at about the same time
+# files that take longest, so that three processes end at about the same time
 LONGEST = (
     *("test_clock_trials", "test_campaign", "test_run_faults", "test_remote_faults", "test_run"),
     *("test_tls", "test_host", "test_killer", "test_scrape", "test_real_hosts", "test_package"),
