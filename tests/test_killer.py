@@ -52,6 +52,8 @@ def links(directory: Path, name: str) -> str:
     directory.mkdir()
     for tool in ("cat", "tr", "sleep", "date"):
         (directory / tool).symlink_to(program("busybox" if name == "busybox" else tool))
+    if name != "busybox":  # Debian's has none
+        (directory / "chrt").symlink_to(program("chrt"))
     if name == "python":
         (directory / "python3").symlink_to(sys.executable)
     if name == "bash":
@@ -176,6 +178,8 @@ def test_the_signal_lies_between_the_readings(host: Host) -> None:
     assert evidence.gone_ns is not None and arrived <= evidence.gone_ns
     assert fault.how["pidfd"] is is_python(host)
     assert (fault.how["race"] is None) is is_python(host)
+    may = is_python(host) or host.run("command -v chrt", again=True).status == 0
+    assert fault.how["real_time"] is may
     assert (fault.how["by"], fault.how["sudo"]) == (f"a killer on {host.name}", False)
     if host.is_here:
         assert fired.remote is None

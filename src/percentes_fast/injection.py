@@ -194,15 +194,29 @@ class Injection:
         An interruption calls the fault off until its last moment, some 50 ms before it is due.
         """
         ahead = CHECK_HERE_NS if self._host.is_here and not self._container else CHECK_THERE_NS
-        _wait(at - ahead, cancelled)
+        self._wait(at - ahead, cancelled)
         self._check(armed)
-        _wait(at - self._last_moment_ns(), cancelled)
+        self._wait(at - self._last_moment_ns(), cancelled)
         if self._sampler is not None:
             self._sampler.near()
         fired = armed.fire(at)
         if self._sampler is not None:
             self._sampler.near()
         return fired
+
+    def _wait(self, until_ns: int, cancelled: threading.Event) -> None:
+        """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError where it was called off."""
+        if not cancelled.wait(max(0.0, (until_ns - time.monotonic_ns()) / 1e9)):
+            return
+        now = time.monotonic_ns() - self._epoch
+        if now < seconds_ns(self._config.duration_s):
+            raise FaultError("the run was interrupted before the fault was due")
+        late_s = (now - int(self.facts["planned_ns"])) / 1e9
+        raise FaultError(
+            f"the machine kept this process from running until {late_s:.1f} s after the fault was"
+            " due, when the load was over; leave it a core, or allow real-time scheduling"
+            " (percentes-fast doctor)"
+        )
 
     def _last_moment_ns(self) -> int:
         """How long before the fire the last samples of the clock begin: the nearer, the better."""
@@ -346,16 +360,3 @@ class Injection:
 def _told(exc: Exception) -> str:
     """What went wrong once the load ran, in one line, whatever it was."""
     return str(exc) if isinstance(exc, PercentesError) else f"{type(exc).__name__}: {exc}"
-
-
-def _wait(until_ns: int, cancelled: threading.Event) -> None:
-    """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError where the load was over by then."""
-    if cancelled.wait(max(0.0, (until_ns - time.monotonic_ns()) / 1e9)):
-        late_s = (time.monotonic_ns() - until_ns) / 1e9
-        if late_s < 0:
-            raise FaultError("the run was interrupted before the fault was due")
-        raise FaultError(
-            f"the machine kept this process from running until the load was over, {late_s:.1f} s"
-            " after the fault was due; leave it a core, or allow real-time scheduling"
-            " (percentes-fast doctor)"
-        )
