@@ -368,6 +368,7 @@ def test_an_unknown_key_inside_a_list_is_one_line(tmp_path: Path) -> None:
         ),
         ({"metrics.urls": ["ftp://h"]}, "metrics.urls"),
         ({"ssh.target": "root@"}, "use USER@HOST"),
+        ({"ssh.target": "root@[::1]:22"}, "without a port"),
         ({"ssh.target": ""}, "use USER@HOST"),
         ({"log.family": "nosuch"}, "use auto or one of llama.cpp"),
         (

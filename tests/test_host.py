@@ -322,6 +322,20 @@ def test_reach_gives_this_machine_or_the_host(far: Sshd) -> None:
         there.close()
 
 
+@pytest.mark.parametrize("written", ["::1", "[::1]"])
+def test_an_ipv6_host(written: str) -> None:
+    with Sshd("::1") as sshd:
+        ssh = Ssh.model_validate(
+            {**reachable(sshd).model_dump(), "target": f"{sshd.user}@{written}"}
+        )
+        there = SshHost(ssh)
+        try:
+            assert (there.name, there.address) == (f"ssh {sshd.user}@::1", "::1")
+            assert there.run("echo up", again=True).out == "up\n"
+        finally:
+            there.close()
+
+
 @pytest.mark.parametrize("kind", ["rsa -b 2048", "ecdsa", "ed25519"])
 def test_keys_of_every_kind_are_used_or_refused(far: Sshd, tmp_path: Path, kind: str) -> None:
     key = tmp_path / "key"  # paramiko (its issue 2445) fails at ECDSA keys of certain lengths

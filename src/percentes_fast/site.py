@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, field_validator
 from percentes_fast.target import Section, Target, split_url
 
 Positive = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+BRACKETED = re.compile(r"(.*@)?\[([^]]*:[^]]*)\]")  # an IPv6 address as a URL writes it
 WORD = re.compile(r"[^\s'\"\\$`;|&<>()-][^\s'\"\\$`;|&<>()]*")  # no option, nothing a shell expands
 
 
@@ -26,9 +27,13 @@ def _word(given: str) -> str:
 
 
 def _host(given: str) -> str:
+    if bracketed := BRACKETED.fullmatch(given):
+        given = (bracketed[1] or "") + bracketed[2]
     user, at, host = given.rpartition("@")
-    if not WORD.fullmatch(host) or (at and not WORD.fullmatch(user)):
-        raise ValueError("use USER@HOST, HOST, or a name of the ssh configuration")
+    if not WORD.fullmatch(host) or "[" in host or (at and not WORD.fullmatch(user)):
+        raise ValueError(
+            "use USER@HOST, HOST, or a name of the ssh configuration, without a port (--ssh-port)"
+        )
     return given
 
 
