@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -77,6 +78,15 @@ def alive(pid: int) -> bool:
     return False
 
 
+def asleep(pid: int) -> Identity:
+    """Its identity once it sleeps: while it begins to be a program it has no command line."""
+    deadline = time.monotonic() + 20
+    while process.table(HERE)[pid].state != "S":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return identify(pid)
+
+
 def until_gone(pid: int) -> None:
     deadline = time.monotonic() + 20
     while alive(pid):
@@ -101,7 +111,7 @@ def test_a_command_name_with_spaces_and_brackets(tmp_path: Path) -> None:
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([odd, "600"], start_new_session=True) as started:
         try:
-            identity = identify(started.pid)
+            identity = asleep(started.pid)
         finally:
             started.kill()
     assert identity.command == f"{odd} 600"
@@ -119,7 +129,7 @@ def test_a_command_line_is_kept_whatever_is_in_it() -> None:
     ]
     with subprocess.Popen([sys.executable, *words], start_new_session=True) as started:
         try:
-            identity = identify(started.pid)
+            identity = asleep(started.pid)
             found = process.table(HERE)[started.pid]
         finally:
             started.kill()
@@ -133,9 +143,10 @@ def test_a_process_name_with_a_line_end_is_in_the_table(tmp_path: Path) -> None:
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([odd, "600"], start_new_session=True) as started:
         try:
+            identity = asleep(started.pid)
             found = process.table(HERE)[started.pid]
             assert (found.parent, found.group) == (os.getpid(), started.pid)
-            assert identify(started.pid).start_ticks == found.start_ticks
+            assert identity.start_ticks == found.start_ticks
         finally:
             started.kill()
 
@@ -383,7 +394,7 @@ def test_exec_makes_it_another_process() -> None:
             armed = LocalProcess(started.pid, signal.SIGKILL, group=False)
             started.stdin.write(b"\n")
             started.stdin.flush()
-            while identify(started.pid) == armed.identity:
+            while identify(started.pid).command != "s 600":  # it has none for a moment
                 time.sleep(0.01)
             with pytest.raises(FaultError, match="now 's 600'; the fault was not fired"):
                 armed.check()
@@ -392,17 +403,64 @@ def test_exec_makes_it_another_process() -> None:
             started.kill()
 
 
-def test_a_victim_that_ended_is_not_signalled_whoever_has_its_pid() -> None:
-    with child() as (pid, _):
-        armed = arm("kill", pid)
+@pytest.mark.parametrize("kind", ["kill", "kill_group", "term"])
+@pytest.mark.parametrize("reaped", [False, True])
+def test_who_has_ended_is_not_signalled_nor_what_is_left_of_its_group(
+    kind: str, reaped: bool
+) -> None:
+    """The kernel would take the signal: for a zombie, and for a group while a member lives."""
+    with child(PARENT) as (pid, grandchild):
+        armed = arm(kind, pid)
+        armed.check()
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(FaultError, match="has ended already"):
             armed.check()
-    fired = armed.fire(0)  # reaped: the pidfd names nobody
-    assert fired.errno == 3
-    assert fired.before_ns <= fired.after_ns
-    armed.undo()
+        if reaped:
+            os.waitpid(pid, 0)
+        with pytest.raises(FaultError, match=rf"^pid {pid}: has ended by now; it was not fired$"):
+            armed.fire(0)
+        armed.undo()
+        time.sleep(0.1)
+        assert alive(int(grandchild))
+
+
+@pytest.mark.parametrize("kind", ["kill", "kill_group"])
+def test_who_ends_while_the_fault_waits_for_its_time_is_not_signalled(kind: str) -> None:
+    with child(PARENT) as (pid, grandchild):
+        armed = arm(kind, pid)
+        at = time.monotonic_ns() + 300_000_000
+        died = threading.Timer(0.05, os.kill, (pid, signal.SIGKILL))
+        died.start()
+        with pytest.raises(FaultError, match=rf"^pid {pid}: has ended by now; it was not fired$"):
+            armed.fire(at)
+        assert time.monotonic_ns() >= at
+        died.join()
+        armed.undo()
+        time.sleep(0.1)
+        assert alive(int(grandchild))
+
+
+def test_the_end_of_another_of_the_group_is_none_of_the_victim() -> None:
+    with child(PARENT) as (pid, grandchild):
+        armed = arm("kill_group", pid)
+        os.kill(int(grandchild), signal.SIGKILL)
+        assert armed.fire(0).errno == 0
+        assert armed.evidence().gone_ns is not None
+        armed.undo()
+
+
+def test_the_race_of_a_group_is_told_and_a_pidfd_has_none() -> None:
+    said = (
+        "a group is signalled by its number, which could pass to another group between the check"
+        " and the signal"
+    )
+    with child() as (pid, _):
+        for kind, race in (("kill", None), ("term", None), ("kill_group", said)):
+            armed = arm(kind, pid)
+            armed.undo()
+            assert armed.how["race"] == race
+            assert armed.how["by"] == "pidfd of this machine"
 
 
 def test_a_victim_that_does_not_go_is_told() -> None:

@@ -265,6 +265,10 @@ def test_kill_group_ends_all_of_it(host: Host) -> None:
     with child(PARENT) as (pid, grandchild), undone(armed(host, "kill_group", pid)) as fault:
         fault.check()
         assert fault.how["group"] is True
+        assert fault.how["race"] == (
+            "a group is signalled by its number, which could pass to another group between the"
+            " check and the signal"
+        )
         assert fault.fire(0).errno == 0
         poll("end", lambda: read_process(int(grandchild)) is None, WAIT_S)
         found = fault.evidence()
@@ -328,6 +332,21 @@ def test_a_victim_that_has_ended_is_neither_checked_nor_signalled(host: Host) ->
             fault.check()
         with pytest.raises(FaultError, match=r"is another process by now; it was not fired"):
             fault.fire(0)
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_what_is_left_of_a_group_is_not_signalled_when_its_victim_has_ended(
+    host: Host, reaped: bool
+) -> None:
+    with child(PARENT) as (pid, grandchild), undone(armed(host, "kill_group", pid)) as fault:
+        os.kill(pid, signal.SIGKILL)
+        until(pid, "Z")
+        if reaped:
+            os.waitpid(pid, 0)
+        with pytest.raises(FaultError, match=r"is another process by now; it was not fired"):
+            fault.fire(0)
+        time.sleep(0.1)
+        assert state(int(grandchild)) in "SR"
 
 
 @on("python")

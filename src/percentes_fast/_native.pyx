@@ -7,7 +7,7 @@ one function each; the parsers have test entry points that feed them any pieces.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.errno cimport ECONNRESET
+from libc.errno cimport ECONNRESET, ESRCH
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -166,6 +166,8 @@ cdef extern from "pf_exchange.h":
     void pf_exchange_abandon(pf_engine *engine, pf_conn *conn, pf_cause cause)
 
 cdef extern from "pf_fire.h":
+    enum:
+        PF_FIRE_ENDED
     struct pf_fire_times:
         pf_ns before
         pf_ns after
@@ -464,12 +466,15 @@ def pidfd_open(int pid):
 def fire(int pidfd, int group, int signal, pf_ns at):
     """Signals at `at` (CLOCK_MONOTONIC ns) a pidfd's process, or a group where group > 0.
 
-    Returns (before ns, after ns, errno): the clock reads around the system call.
+    Returns (before ns, after ns, errno): the clock reads around the signal. ProcessLookupError, and
+    no signal, where the pidfd's process had ended by then.
     """
     cdef pf_fire_times times
     cdef int result
     with nogil:
         result = pf_fire_signal(pidfd, group, signal, at, &times)
+    if result == PF_FIRE_ENDED:
+        raise ProcessLookupError(ESRCH, "has ended")
     return times.before, times.after, -result
 
 

@@ -28,6 +28,7 @@ from percentes_fast.faults.host import Channel, Host, HostError, LostError
 
 ANSWER_S = 20.0
 ENOUGH_PYTHON = "import sys; sys.exit(sys.version_info < (3, 6))"
+RACE_OF_PIDS = "no pidfd: the pid could pass to another process between the check and the signal"
 WHO = "whether the fault was done is not known; it is not repeated"
 
 # $1 pid, $2 start ticks, $3 what kill gets (PID or -GROUP), $4 signal, $5 seconds of a stop,
@@ -95,9 +96,7 @@ class Killer:
             "sudo": sudo,
             "real_time": bool(said.get("real_time")),
             "group": order.group,
-            "race": None
-            if said["pidfd"]
-            else "no pidfd: the pid could pass to another process between the check and the signal",
+            "race": _race(pidfd=bool(said["pidfd"]), group=order.group),
         }
         try:
             self._family = self._children()
@@ -252,6 +251,13 @@ class Killer:
         with suppress(HostError):
             self._channel.send("undo")
         self._channel.close()
+
+
+def _race(*, pidfd: bool, group: bool) -> str | None:
+    """Whom the signal could reach instead of the victim, in one sentence; None where nobody."""
+    if group:
+        return process.RACE_OF_GROUPS
+    return None if pidfd else RACE_OF_PIDS
 
 
 def _facts(line: str) -> dict[str, Any]:

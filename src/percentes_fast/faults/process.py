@@ -2,30 +2,40 @@
 
 Never: finds a process by a pattern among strangers (a role is looked for among one server's own
 children, and must fit exactly one), or signals a pid without a pidfd opened at arming.
-Plan: one shell command reads all of /proc/*/stat, so that the same code looks here and over SSH;
-`LocalProcess` is the fault on this machine: a pidfd, and native code between two clock reads.
+Plan: a fact is a text of /proc, read by this process where the host is this machine, by one shell
+command elsewhere, and parsed by the same code. Here no process is started for it: right before a
+fault a real-time thread asks, which must not wait for one that is not. `LocalProcess` is the fault
+on this machine: a pidfd, and native code between two clock reads.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from percentes_fast import _native
 from percentes_fast.errors import FaultError
 from percentes_fast.faults.base import Evidence, Fired, Identity
-from percentes_fast.faults.host import Host, LocalHost
+from percentes_fast.faults.host import Host, LocalHost, text_of
 from percentes_fast.target import blotted
 
 SURVIVOR_WAIT_S = 1.0
 DEAD = "ZX"
 MARK = "#percentes-fast"  # with its two line ends more than a process name can hold
-LINE = re.compile(r"\n(?=\d+ \()")  # the name in brackets may hold a line's end
+# A line of /proc/PID/stat: pid, name, state, numbers. The name may hold anything, even what looks
+# like the next line, but it has 15 bytes, too few for 19 numbers (a kernel thread's, up to 63).
+STAT = re.compile(r"(\d+) \(.{0,63}?\) (\S) ((?:-?\d+ ){18,}-?\d+)(?:\n|\Z)", re.DOTALL)
+ONE_LINE = str.maketrans("\0\n", "  ")
+RACE_OF_GROUPS = (
+    "a group is signalled by its number, which could pass to another group between the check and"
+    " the signal"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +49,73 @@ class Process:
     start_ticks: int
 
 
-def parse(stat: str) -> Process | None:
-    """One /proc/PID/stat line; None where it is none (the second field may hold anything)."""
-    pid, _, rest = stat.partition(" ")
-    fields = rest.rpartition(")")[2].split()
-    if not pid.isdigit() or len(fields) < 20:
+def parse(stats: str) -> Iterator[Process]:
+    """Lines of /proc/*/stat, one after the other."""
+    for found in STAT.finditer(stats):
+        numbers = found[3].split()
+        yield Process(int(found[1]), found[2], int(numbers[0]), int(numbers[1]), int(numbers[18]))
+
+
+# ---------------------------------------------------------------- texts of /proc
+
+
+def _read(pid: int | str, name: str) -> bytes | None:
+    """A file of /proc/PID of this machine, None where the process has ended, or is hidden."""
+    try:
+        with io.FileIO(f"/proc/{pid}/{name}") as file:
+            return file.readall()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    return Process(int(pid), fields[0], int(fields[1]), int(fields[2]), int(fields[19]))
+    except OSError as exc:  # such as no descriptor left: that says nothing about the process
+        raise FaultError(
+            f"/proc/{pid}/{name}: {exc.strerror}; look what this program lacks"
+        ) from exc
 
 
-def table(host: Host) -> dict[int, Process]:
-    """All living processes of a host by pid; a zombie is dead."""
-    said = host.run("cat /proc/[0-9]*/stat 2>/dev/null; true", again=True).out
-    found = filter(None, map(parse, LINE.split(said)))
-    return {process.pid: process for process in found if process.state not in DEAD}
+def _all_stats(host: Host) -> str:
+    if host.is_here:
+        with os.scandir("/proc") as entries:
+            pids = [entry.name for entry in entries if entry.name.isdigit()]
+        return text_of(b"".join(_read(pid, "stat") or b"" for pid in pids))
+    return host.run("cat /proc/[0-9]*/stat 2>/dev/null; true", again=True).out
 
 
-def _commands(pids: Iterable[int]) -> str:
-    """A shell command that prints `PID COMMAND LINE` of each."""
+def _all_commands(host: Host, pids: Iterable[int]) -> str:
+    """Lines `PID COMMAND LINE` of those that are there."""
+    if not host.is_here:
+        return host.run(_ask_commands(pids), again=True).out
+    found = ((pid, _read(pid, "cmdline")) for pid in pids)
+    return "".join(
+        f"{pid} {text_of(command).translate(ONE_LINE)}\n"
+        for pid, command in found
+        if command is not None
+    )
+
+
+def _ask_commands(pids: Iterable[int]) -> str:
     listed = " ".join(map(str, pids))
     return (
         f"for p in {listed}; do c=$(tr '\\0\\n' '  ' 2>/dev/null </proc/$p/cmdline) || continue;"
         " printf '%s %s\\n' $p \"$c\"; done"
     )
+
+
+def _stat_and_command(host: Host, pid: int) -> tuple[str, str]:
+    """Of one process, in one question."""
+    if host.is_here:
+        return text_of(_read(pid, "stat") or b""), _all_commands(host, [pid])
+    script = f"cat /proc/{pid}/stat; echo '{MARK}'; {_ask_commands([pid])}"
+    stat, _, command = host.run(script, again=True).out.partition(f"\n{MARK}\n")
+    return stat, command
+
+
+# ---------------------------------------------------------------- what they say
+
+
+def table(host: Host) -> dict[int, Process]:
+    """All living processes of a host by pid; a zombie is dead."""
+    found = sorted(parse(_all_stats(host)), key=lambda one: one.pid)
+    return {one.pid: one for one in found if one.state not in DEAD}
 
 
 def _named(said: str, processes: dict[int, Process]) -> tuple[Identity, ...]:
@@ -78,14 +132,13 @@ def _named(said: str, processes: dict[int, Process]) -> tuple[Identity, ...]:
 def identities(host: Host, processes: Iterable[Process]) -> tuple[Identity, ...]:
     """Processes with their command lines; one that has ended meanwhile is left out."""
     wanted = {process.pid: process for process in processes}
-    return _named(host.run(_commands(wanted), again=True).out, wanted) if wanted else ()
+    return _named(_all_commands(host, wanted), wanted) if wanted else ()
 
 
 def identify(host: Host, pid: int) -> Identity:
     """Identity of a living process. Raises FaultError where there is none (a zombie is dead)."""
-    script = f"cat /proc/{pid}/stat; echo '{MARK}'; {_commands([pid])}"
-    stat, _, command = host.run(script, again=True).out.partition(f"\n{MARK}\n")
-    process = parse(stat)
+    stat, command = _stat_and_command(host, pid)
+    process = next(parse(stat), None)
     where = "" if host.is_here else f" on {host.name}"
     if process is None:
         raise FaultError(f"pid {pid}: there is no such process{where}; give the server's pid")
@@ -165,7 +218,11 @@ class LocalProcess:
         """Arms signal `number` for the process, or for its whole group. Raises FaultError."""
         self._host = LocalHost()
         self.identity = identify(self._host, pid)
-        self.how: dict[str, object] = {"by": "pidfd of this machine", "group": group}
+        self.how: dict[str, object] = {
+            "by": "pidfd of this machine",
+            "group": group,
+            "race": RACE_OF_GROUPS if group else None,
+        }
         self._signal, self._group, self._gone_timeout_s = number, group, gone_timeout_s
         if group:
             refuse_group(self._host, self.identity)
@@ -202,7 +259,11 @@ class LocalProcess:
     def fire(self, at_ns: int) -> Fired:
         """Signals at `at_ns`; the clock is read right before and right after."""
         group = self.identity.group if self._group else 0
-        return Fired(*_native.fire(self._pidfd, group, self._signal, at_ns))
+        try:
+            return Fired(*_native.fire(self._pidfd, group, self._signal, at_ns))
+        except ProcessLookupError as exc:
+            pid = self.identity.pid
+            raise FaultError(f"pid {pid}: has ended by now; it was not fired") from exc
 
     def evidence(self) -> Evidence:
         """Waits for the process to be gone, then looks for survivors."""
