@@ -334,6 +334,42 @@ def test_an_applicable_gate_that_was_not_observed_does_not_pass(data, tmp_path):
     assert _differing(_audit(data, tmp_path)) == expected
 
 
+# --- an attempt between two runs ---------------------------------------------------------
+
+CHAIN = [f"{RUN}.container.before.{key}" for key in ("pid", "restart_count")]
+
+
+def _restarted_between(data: object, place: int, *, applicable: bool) -> None:
+    """Another restart lies before run 2; the gates of the run at `place` tell of an attempt."""
+    for run in data["campaign"]["per_run"][1:]:
+        for side in ("before", "after"):
+            run["container"][side]["restart_count"] += 1
+    _set(data, f"{RUN}.container.before.pid", 9)
+    _set(data, f"{RUN}.container.kill.pid", 9)
+    gates = data["validity_gates"][place]["gates"]
+    said = {"id": "chain", "applicable": applicable, "observed": applicable, "pass": applicable}
+    gates.append({**gates[0], **said, "detail": "since run-1: run-2-interrupted-1: interrupted"})
+
+
+def test_the_chain_is_not_derivable_over_an_attempt_that_the_file_names(data, tmp_path):
+    _restarted_between(data, 1, applicable=False)
+    audit = _audit(data, tmp_path)
+    assert _differing(audit) == set()
+    silent = {c.where: c.note for c in audit.checks if c.agrees is None}
+    assert {silent[where] for where in CHAIN} == {
+        "another attempt lies before this run (gate chain)"
+    }
+    # two links of the chain, and the flag of the gate that does not apply
+    assert (audit.derived, audit.not_derivable) == (565 - 2, 367 + 2 + 1)
+    assert max(map(len, render(audit).split("\n")[1:])) <= 135
+
+
+@pytest.mark.parametrize(("place", "applicable"), [(0, False), (2, False), (1, True)])
+def test_an_attempt_told_elsewhere_leaves_a_broken_chain(place, applicable, data, tmp_path):
+    _restarted_between(data, place, applicable=applicable)
+    assert _differing(_audit(data, tmp_path)) == set(CHAIN)
+
+
 # --- what did not happen ----------------------------------------------------------------
 
 

@@ -15,8 +15,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
 
-from percentes_fast.analysis.audit_checks import Check, Figure, close, exact, underivable
-from percentes_fast.analysis.golden import NS_PER_S, Node, RunTimeline, log_figures
+from percentes_fast.analysis.audit_checks import (
+    BETWEEN,
+    Check,
+    Figure,
+    close,
+    exact,
+    underivable,
+)
+from percentes_fast.analysis.golden import CHAIN, NS_PER_S, Node, RunTimeline, log_figures
 from percentes_fast.analysis.stats import RunStats, headline, summarise, t_multiplier
 
 # Gate limits as SPEC section 8 pins them.
@@ -81,7 +88,8 @@ def gate_checks(run: Node, gates: Node) -> Iterator[Check]:
     for gate in gates.at("gates").items():
         flag, applicable = gate.at("pass"), gate.at("applicable").flag()
         if not applicable:
-            yield underivable(flag, "the gate does not apply to this variant")
+            other = "the gate does not apply to this variant"
+            yield underivable(flag, BETWEEN if gate.at("id").text() == CHAIN else other)
             continue
         result = gate_pass(gate)
         if not gate.at("observed").flag():

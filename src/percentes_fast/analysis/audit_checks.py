@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from percentes_fast.analysis.golden import (
+    CHAIN,
     NS_PER_S,
     Node,
     RunTimeline,
@@ -30,6 +31,7 @@ MONOTONIC_NS = 1_000
 
 NO_REQUESTS = "needs the request records, not in this file"
 NO_CANARY = "needs the canary streams, not in this file"
+BETWEEN = f"another attempt lies before this run (gate {CHAIN})"
 _PREFIX = re.compile(
     r"(?:campaign\.per_run\[\d+\]|validity_gates\[\d+\]|campaign)\."
     r"(?:container\.boundaries\.)?"
@@ -119,10 +121,17 @@ def _seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / NS_PER_S
 
 
-def run_checks(run: Node, found: RunTimeline, previous: Node | None) -> Iterator[Check]:
-    """Judge every figure of one run; `previous` is the run before it, None for the first."""
+def run_checks(
+    run: Node, found: RunTimeline, previous: Node | None, *, chained: bool
+) -> Iterator[Check]:
+    """Judge every figure of one run; `previous` is the run before it, None for the first.
+
+    `chained`: nothing that may have restarted the container lies between the two.
+    """
     yield from _clock_checks(run, found)
-    yield from _container_checks(run, previous)
+    yield from _container_checks(run)
+    if previous is not None:
+        yield from _chain_checks(run, previous, chained=chained)
     yield from _segment_checks(run, found)
     yield from _log_checks(run)
     yield _recovery_check(run)
@@ -149,18 +158,22 @@ def _clock_checks(run: Node, found: RunTimeline) -> Iterator[Check]:
     yield close(box.at("die_to_start_s"), _seconds(found.die_to_start_ns), "runtime events")
 
 
-def _container_checks(run: Node, previous: Node | None) -> Iterator[Check]:
+def _container_checks(run: Node) -> Iterator[Check]:
     before, after = run.at("container", "before"), run.at("container", "after")
     pid, restarts = run.at("container", "kill", "pid"), after.at("restart_count")
     yield exact(pid, pid.integer(), before.at("pid").integer(), "the container's process")
     expected = before.at("restart_count").integer() + 1
     yield exact(restarts, restarts.integer(), expected, "one restart a run")
-    if previous is None:
-        return
+
+
+def _chain_checks(run: Node, previous: Node, *, chained: bool) -> Iterator[Check]:
     left = previous.at("container", "after")
     for key in ("pid", "restart_count"):
-        node = before.at(key)
-        yield exact(node, node.integer(), left.at(key).integer(), "as the last run left it")
+        node = run.at("container", "before", key)
+        if chained:
+            yield exact(node, node.integer(), left.at(key).integer(), "as the last run left it")
+        else:
+            yield underivable(node, BETWEEN)
 
 
 def _segment_checks(run: Node, found: RunTimeline) -> Iterator[Check]:

@@ -25,6 +25,7 @@ from percentes_fast.errors import DataError
 
 SCHEMA_VERSION = 1
 NS_PER_S = 1_000_000_000
+CHAIN = "chain"  # gate that does not apply to a run before which something outside the file lies
 MARKS = (
     "kill",
     "container_start",
@@ -323,6 +324,17 @@ def segment(run: Node, name: str) -> Node | None:
         if node.at("name").text() == name:
             return node
     return None
+
+
+def is_chained(gates: Node) -> bool:
+    """Say whether nothing lies between a run and the one before it, as far as its gates say.
+
+    `gates` is the run's element of `validity_gates`.
+    """
+    return not any(
+        gate.at("id").text() == CHAIN and not gate.at("applicable").flag()
+        for gate in gates.at("gates").items()
+    )
 
 
 def log_figures(key: str, text: str) -> dict[str, float]:

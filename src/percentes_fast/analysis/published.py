@@ -2,21 +2,27 @@
 
 Never: a figure that the run's own report does not hold, or a time that the published file's audit
 could not derive again: times are on the client's wall clock, epoch_wall_ns + run time.
-Plan: `document` is the whole; `_run` one element of per_run, its container block, its segments.
+Plan: `document` sorts out the runs that have a place in the schema and names the others; `_run` is
+one element of per_run, its container block, its segments; `_gates` its gates, and what else lies
+between it and the run before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from percentes_fast.analysis import campaign
+from percentes_fast.analysis.campaign import Dropped, RunRow
 from percentes_fast.analysis.client import CanaryFigures
 from percentes_fast.analysis.gates import Gate
+from percentes_fast.analysis.golden import CHAIN
 from percentes_fast.analysis.inflight import Kill
+from percentes_fast.analysis.injected import container_faults, why_not
 from percentes_fast.analysis.kill import HostClock, find, host_clock
 from percentes_fast.analysis.outcomes import judged
 from percentes_fast.analysis.stages import Boundary, Decomposition
@@ -24,43 +30,76 @@ from percentes_fast.analysis.stats import RunStats
 from percentes_fast.analysis.summary import analyze
 from percentes_fast.analysis.tree import Summary
 from percentes_fast.errors import DataError
-from percentes_fast.rundir import StoredRun, is_campaign, open_run, run_path
+from percentes_fast.rundir import is_campaign, open_run, run_path
 
 SCHEMA_VERSION = 1
 VARIANT = "process_kill"
 WINDOWS = ("baseline", "fault", "fault_degraded", "fault_recovered", "guard", "outage")
 NO_SCHEDULER = "no scheduler: the container runtime restarts in place"
 NO_SERVICE = "one replica addressed directly: no Service"
-ONLY = (
-    "the published schema describes a kill of a container's first process; `report --format json`"
-    " has everything"
-)
+KINDS = ("kill", "kill_group", "kill_container")  # of a first process
+ELSEWHERE = "`report --format json` has everything"
+ONLY = f"the published schema describes a kill of a container's first process; {ELSEWHERE}"
 
 
 def document(path: Path) -> dict[str, Any]:
     """The published document of a campaign's directory, or of one run's.
 
-    Raises DataError where a run is not the kill of a container's first process.
+    Raises DataError where the fault is not the kill of a container's first process, or no run can
+    be published.
     """
-    if is_campaign(path):
-        found = campaign.analyze(path)
-        pairs = [(run_path(path, row.run), summary) for row, summary in found.runs]
-        rows = [row for row, _ in found.runs]
-        name, caveat = found.summary.name, found.summary.caveat
-        left_out = [f"run {each.run}: {each.reason}" for each in found.summary.dropped]
-    else:
+    found = _read(path)
+    published, left_out = _sorted(found.runs)
+    if not published:
+        why = left_out[0].reason if found.is_one_run else _listed(left_out)
+        raise DataError(f"{path.name}: has no run that can be published: {why}; {ELSEWHERE}")
+    return _document(found, published, left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a directory holds; dropped: as the campaign's report has it, invalid runs included."""
+
+    name: str
+    caveat: str
+    runs: tuple[tuple[Path, RunRow, Summary], ...]
+    dropped: tuple[Dropped, ...] = ()
+    is_one_run: bool = False
+
+
+def _read(path: Path) -> _Found:
+    if not is_campaign(path):
         summary = analyze(path).summary
-        pairs, rows, left_out = [(path, summary)], [campaign.row(1, 0, summary)], []
-        name, caveat = "one run", ""
-    fired = [i for i, (_, each) in enumerate(pairs) if each.decomposition is not None]
-    if fired:  # a run whose fault was not fired has no place in that schema
-        pairs, rows = [pairs[i] for i in fired], [rows[i] for i in fired]
-    if left_out:
-        caveat = f"{caveat} Dropped: {'; '.join(left_out)}.".strip()
-    first = pairs[0][1]
-    runs = [_run(place, *pair) for place, pair in enumerate(pairs, 1)]
+        one = (path, campaign.row(1, 0, summary), summary)
+        return _Found("one run", "", (one,), is_one_run=True)
+    found = campaign.analyze(path)
+    runs = tuple((run_path(path, row.run), row, summary) for row, summary in found.runs)
+    told = found.summary
+    return _Found(told.name, told.caveat, runs, told.dropped)
+
+
+def _sorted(
+    runs: Sequence[tuple[Path, RunRow, Summary]],
+) -> tuple[list[_Facts], list[Dropped]]:
+    """Runs that have a place in the schema, and those that have none, with the reason."""
+    published, left_out = [], []
+    for path, row, summary in runs:
+        facts = _facts(path, row, summary)
+        if isinstance(facts, str):
+            left_out.append(Dropped(row.run, facts, row.directory))
+        else:
+            published.append(facts)
+    return published, left_out
+
+
+def _document(
+    found: _Found, published: Sequence[_Facts], left_out: Sequence[Dropped]
+) -> dict[str, Any]:
+    first, rows = published[0].summary, [facts.row for facts in published]
     valid = [row for row in rows if row.valid]
-    endpoints = campaign.endpoints(valid, 1)
+    caveat = _caveat(found, left_out)
+    judged_runs = {row.directory for _, row, _ in found.runs}
+    aside = [each for each in found.dropped if each.directory not in judged_runs]
     return {
         "schema_version": SCHEMA_VERSION,
         "instrument_commit": first.instrument_commit,
@@ -69,16 +108,34 @@ def document(path: Path) -> dict[str, Any]:
         "caveat": caveat,
         "campaign": {
             "variant": VARIANT,
-            "config_name": name,
+            "config_name": found.name,
             "repetitions": len(rows),
-            "per_run": runs,
-            "endpoints": [_endpoint(each, len(rows)) for each in endpoints],
+            "per_run": [_run(place, facts) for place, facts in enumerate(published, 1)],
+            "endpoints": [_endpoint(each, len(rows)) for each in campaign.endpoints(valid, 1)],
             "valid_runs": len(valid),
             "invalid_runs": len(rows) - len(valid),
             "caveat": caveat,
         },
-        "validity_gates": [_gates(summary) for _, summary in pairs],
+        "validity_gates": [
+            _gates(facts.summary, chain)
+            for facts, chain in zip(published, _chains(rows, [*aside, *left_out]), strict=True)
+        ],
     }
+
+
+def _caveat(found: _Found, left_out: Sequence[Dropped]) -> str:
+    absent = {each.directory for each in left_out}
+    dropped = [each for each in found.dropped if each.directory not in absent]
+    parts = [found.caveat]
+    if dropped:
+        parts.append(f"Dropped: {_listed(dropped)}.")
+    if left_out:
+        parts.append(f"Left out of this file: {_listed(left_out)}.")
+    return " ".join(filter(None, parts))
+
+
+def _listed(dropped: Sequence[Dropped]) -> str:
+    return "; ".join(f"run {each.run}: {each.reason}" for each in dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +143,14 @@ class _Facts:
     """One run with its clocks; wall(t) is run time on the client's wall clock."""
 
     path: Path
-    run: StoredRun
+    fault: Mapping[str, Any]  # fault.json
+    canary: Mapping[str, Any]  # its settings
+    row: RunRow
     summary: Summary
     parts: Decomposition
     kill: Kill
     host: HostClock
     epoch_wall_ns: int
-
-    @property
-    def fault(self) -> Mapping[str, Any]:
-        """fault.json."""
-        return self.run.fault or {}
 
     def wall(self, run_ns: int) -> str:
         """Run time as the client's wall clock says it."""
@@ -111,24 +165,39 @@ def rfc3339(wall_ns: int) -> str:
     return f"{whole}.{fraction}Z" if fraction else f"{whole}Z"
 
 
-def _facts(path: Path, summary: Summary) -> _Facts:
+def _facts(path: Path, row: RunRow, summary: Summary) -> _Facts | str:
+    """The run with its clocks, or why it has no place in the schema.
+
+    Raises DataError where that is so for every run of its campaign: another kind of fault.
+    """
     run = open_run(path)
     fault = run.fault or {}
-    usage = bool(run.manifest["config"]["target"]["usage"])
-    host = host_clock(run)
-    kill = find(run, judged(run.requests, usage=usage), host)
-    parts = summary.decomposition
-    first = fault.get("kind") in ("kill", "kill_group", "kill_container")
-    container = fault.get("container") or {}
-    if not first or kill is None or host is None or parts is None or not container.get("after"):
+    if fault.get("kind") not in KINDS or not fault.get("container"):
         raise DataError(f"{path.name}: {ONLY}")
+    host, config = host_clock(run), run.manifest["config"]
+    kill = find(run, judged(run.requests, usage=bool(config["target"]["usage"])), host)
+    parts = summary.decomposition
+    if kill is None or parts is None or summary.fault is None:
+        why = why_not(run, summary.fault) if summary.fault else "there was none"
+        return f"the fault did not land: {why}"
+    if not fault["container"]["after"]:
+        return next(container_faults(run))
+    if host is None:
+        return "nothing compares the clock of the container's host with the client's"
     if not fault["same_clock"] and (host.after is None or host.burst_lost):
-        raise DataError(f"{path.name}: has no burst of clock samples after the load; {ONLY}")
-    return _Facts(path, run, summary, parts, kill, host, int(run.manifest["epoch_wall_ns"]))
+        return _without_burst(fault)
+    epoch_wall_ns = int(run.manifest["epoch_wall_ns"])
+    return _Facts(path, fault, config["canary"], row, summary, parts, kill, host, epoch_wall_ns)
 
 
-def _run(place: int, path: Path, summary: Summary) -> dict[str, Any]:
-    facts = _facts(path, summary)
+def _without_burst(fault: Mapping[str, Any]) -> str:
+    why = (fault.get("clock") or {}).get("lost") or fault.get("after_error")
+    told = "the burst of clock samples after the load is missing"
+    return f"{told}: {why}" if why else told
+
+
+def _run(place: int, facts: _Facts) -> dict[str, Any]:
+    summary = facts.summary
     outcomes = dict(summary.outage_outcomes or _nothing())
     outcomes.pop("client_fault", None)
     return {
@@ -273,14 +342,15 @@ def _absent(name: str, source: str, note: str) -> dict[str, Any]:
 
 
 def _receive_path(facts: _Facts) -> dict[str, Any]:
-    settings = facts.run.manifest["config"]["canary"]
-    found = {}
+    ours, found = dict(facts.summary.receive_path), {}
+    if "fault" in ours and not ours.keys() & {"fault_degraded", "fault_recovered"}:
+        ours["fault_degraded"] = ours["fault"]  # it did not recover: all of the window is degraded
     for name in WINDOWS:
-        path = facts.summary.receive_path.get(name)
+        path = ours.get(name)
         found[name] = {
             "client_ttft_mean_ms": (path.client_ttft_mean_ms if path else None) or 0,
             "client_ttft_count": path.client_ttft_count if path else 0,
-            "canary": _canary(path.canary if path else None, settings),
+            "canary": _canary(path.canary if path else None, facts.canary),
         }
     return found
 
@@ -337,11 +407,13 @@ def _statistics(found: campaign.Endpoint, summary: RunStats, planned: int) -> di
     }
 
 
-def _gates(summary: Summary) -> dict[str, Any]:
+def _gates(summary: Summary, chain: dict[str, Any] | None) -> dict[str, Any]:
     gates = [_gate(gate, summary) for gate in summary.gates]
     failed = any(not gate.holds for gate in summary.gates)
     if not summary.valid and not failed:
         gates.append(_other_reason(summary.invalid_reasons))
+    if chain is not None:
+        gates.append(chain)
     return {
         "gates": gates,
         "all_pass": summary.valid,
@@ -372,6 +444,31 @@ def _other_reason(reasons: Sequence[str]) -> dict[str, Any]:
         "pass": False,
         "label_determining": False,
         "detail": "; ".join(reasons),
+    }
+
+
+def _chains(rows: Sequence[RunRow], others: Sequence[Dropped]) -> Iterator[dict[str, Any] | None]:
+    """A gate for each run that something outside this file lies before: an attempt that was put
+    aside or could not start, a run that was left out. Each may have restarted the container.
+    """
+    yield None  # nothing is said of what was before the first run
+    for before, row in pairwise(rows):
+        # an attempt that was put aside has the number of the run that was done again after it
+        between = [each for each in others if before.run < each.run <= row.run]
+        between.sort(key=lambda each: each.run)
+        yield _not_a_chain(before, between) if between else None
+
+
+def _not_a_chain(before: RunRow, between: Sequence[Dropped]) -> dict[str, Any]:
+    told = "; ".join(f"{each.directory or f'run {each.run}'}: {each.reason}" for each in between)
+    return {
+        "id": CHAIN,
+        "name": "the container is as the run before this one in this file left it",
+        "applicable": False,
+        "observed": False,
+        "pass": False,
+        "label_determining": False,
+        "detail": f"since {before.directory}: {told}",
     }
 
 
