@@ -2,12 +2,14 @@
 
 Never: takes a boundary from the module under test where the published data has it.
 Plan: the published runs -> a boundary that is absent, out of order, before the fire -> restarts by
-a supervisor -> any lines in any order sum to the outage -> cold starts.
+a supervisor -> any lines in any order sum to the outage -> more than one restart -> lines that were
+cut -> cold starts.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,14 @@ from hypothesis import strategies as st
 from percentes_fast.analysis import clockfit, stages
 from percentes_fast.analysis.golden import MARKS, rfc3339_ns
 from percentes_fast.analysis.kill import HostClock
+from percentes_fast.analysis.published import rfc3339
 from percentes_fast.analysis.stages import Boundary, Decomposition, Moments, decompose
+from percentes_fast.analysis.summary import analyze
+from percentes_fast.report import text as page
+from percentes_fast.rundir import read_log
+from remote_story import OFFSET, SIGNAL, remote
+from run_builder import EPOCH, MS, story
+from whole_run import call, free_port, mock_command, report, short_config
 
 DATA = Path(__file__).resolve().parent / "data"
 PUBLISHED = json.loads((DATA / "golden" / "campaign-2026-10-02.json").read_text())
@@ -228,6 +237,256 @@ def test_log_times_of_a_host_carry_what_the_clock_samples_prove() -> None:
 )
 def test_any_lines_sum_to_the_outage(lines: list[tuple[int, str]]) -> None:
     assert sums_to(local(*sorted(lines)), READY - FIRE)
+
+
+# ---------------------------------------------------------------- more than one restart
+
+SECOND = LOADED.replace("14.29 GiB memory and 4.82", "14.29 GiB memory and 5.5")
+UP = "(APIServer pid=1) INFO:     Application startup complete."
+TOLD_NS = 260_000_000  # the engine tells of a start that much later, as in the published runs
+
+
+def container(*starts: int, restarts: int | None = None) -> dict[str, Any]:
+    """fault.json's container of such starts on the run's clock; restarts: no events are stored."""
+    events = [
+        {"action": action, "at_remote_wall_ns": at}
+        for start in starts
+        for action, at in (("die", start - 50_000_000), ("start", start + TOLD_NS))
+    ]
+    after = {"started_at": rfc3339(starts[-1]), "restart_count": 3 + (restarts or 0)}
+    before = {"started_at": rfc3339(S), "restart_count": 3}
+    return {"before": before, "after": after, "events": None if restarts else events}
+
+
+def contained(
+    box: dict[str, Any], *lines: tuple[int, str], ready: int | None = READY
+) -> Decomposition:
+    log = [(at, "d", text) for at, text in lines]
+    return decompose(stored(log, box), Moments(FIRE, ready, None, None), clock(0))
+
+
+def stage(found: Decomposition, name: str) -> tuple[float, str | None]:
+    (one,) = (each for each in found.stages if each.name == name)
+    return float(one.s), one.note
+
+
+def test_the_second_start_served() -> None:
+    """The first one printed as much and died; only what the second printed counts."""
+    first = ((11 * S, BANNER), (12 * S, ENGINE), (13 * S, LOADED))
+    second = ((16 * S, BANNER), (17 * S, ENGINE), (18 * S, SECOND), (19 * S, START))
+    found = contained(container(FIRE + S // 2, 15 * S), *first, *second)
+    assert [(each.name, float(each.s)) for each in found.stages] == [
+        ("kill..container_start", 5.0),
+        ("container_start..banner", 1.0),
+        ("banner..engine_init", 1.0),
+        ("engine_init..model_loaded", 1.0),
+        ("model_loaded..server_start", 1.0),
+        ("server_start..replica_ready", 1.0),
+    ]
+    why = "2 restarts before it served: the last of them counts"
+    assert stage(found, "kill..container_start") == (5.0, why)
+    assert found.log_figures == {"model_loaded_gib": 14.29, "model_loaded_s": 5.5}
+    assert boundary(found, "banner").line == 4
+    assert sums_to(found, READY - FIRE)
+
+
+def test_what_only_another_start_printed_is_null_with_the_reason() -> None:
+    found = contained(
+        container(FIRE + S // 2, 15 * S, 30 * S),
+        *((11 * S, BANNER), (13 * S, LOADED), (17 * S, ENGINE), (31 * S, START), (32 * S, UP)),
+    )
+    at = {each.key: each.reason for each in found.boundaries if each.at_ns is None}
+    assert at["banner"] == "line 1 lies before container_start: out of order"
+    assert at["model_loaded"] == "line 2 lies before container_start: out of order"
+    assert at["server_start"] == "line 4 lies after the next start: out of order"
+    assert at["startup_complete"] == "line 5 lies after the next start: out of order"
+    assert found.log_figures == {}
+    assert found.unverified == ()
+    assert "banner is not known: line 1" in (stage(found, "container_start..engine_init")[1] or "")
+    assert sums_to(found, READY - FIRE)
+
+
+def test_restarted_again_after_it_had_served() -> None:
+    """StartedAt is of the later start: the one that counts is known by its event alone."""
+    lines = ((12 * S, BANNER), (19 * S, START), (51 * S, BANNER), (59 * S, START))
+    found = contained(container(FIRE + S // 2, 50 * S), *lines)
+    told = "timed by its start event, which came after the start itself"
+    assert stage(found, "kill..container_start") == (0.76, told)
+    assert stage(found, "container_start..banner")[0] == 1.24
+    assert boundary(found, "server_start").at_s == 9.0
+    assert sums_to(found, READY - FIRE)
+
+
+def test_restarted_once_as_ever() -> None:
+    """StartedAt counts, and a line that the same start printed after replica-ready still does."""
+    found = contained(container(FIRE + S // 2), (12 * S, BANNER), (21 * S, UP), (22 * S, LOADED))
+    assert stage(found, "kill..container_start") == (0.5, None)
+    assert boundary(found, "startup_complete").at_s == 11.0
+    late = boundary(found, "model_loaded")
+    assert (late.reason, late.line) == ("lies after replica_ready: out of order", 3)
+
+
+def test_many_restarts_are_told_in_one_number() -> None:
+    found = contained(container(*(11 * S + k * S for k in range(8))), (19 * S, BANNER))
+    assert stage(found, "kill..container_start")[1] == (
+        "8 restarts before it served: the last of them counts"
+    )
+    assert boundary(found, "container_start").at_s == 8.0
+
+
+def test_restarts_without_events() -> None:
+    """The engine's count and StartedAt are all there is."""
+    found = contained(container(15 * S, restarts=2), (16 * S, BANNER))
+    assert stage(found, "kill..container_start") == (
+        5.0,
+        "2 restarts before it served: the last of them counts",
+    )
+    once = contained(container(15 * S, restarts=1), (16 * S, BANNER))
+    assert stage(once, "kill..container_start") == (5.0, None)
+    late = contained(container(30 * S, restarts=2), (12 * S, BANNER), (31 * S, ENGINE))
+    assert boundary(late, "container_start").reason == "lies after replica_ready: out of order"
+    assert boundary(late, "banner").at_s == 2.0
+    assert boundary(late, "engine_init").at_s is None
+
+
+def test_restarts_where_the_container_was_not_looked_at() -> None:
+    box = container(FIRE + S // 2, 15 * S) | {"after": None}
+    found = contained(box, (16 * S, BANNER))
+    assert stage(found, "kill..container_start") == (
+        5.26,
+        "2 restarts before it served: the last of them counts;"
+        " timed by its start event, which came after the start itself",
+    )
+
+
+def test_a_server_that_never_came_back_has_nothing_new() -> None:
+    lines = ((11 * S, BANNER), (16 * S, BANNER))
+    found = contained(container(FIRE + S // 2, 15 * S), *lines, ready=None)
+    assert found.stages == ()
+    assert boundary(found, "container_start").at_s == 5.0
+    assert boundary(found, "banner").reason == "lies before container_start: out of order"
+    assert boundary(found, "banner").line == 1
+    supervised = local((11 * S, STARTED), (15 * S, STARTED), ready=None)
+    assert boundary(supervised, "container_start").at_s == 1.0
+
+
+def test_a_supervised_command_that_failed_before_it_served() -> None:
+    lines = [(10 * S, STARTED), (11 * S, BANNER), (12 * S, STARTED), (13 * S, STARTED)]
+    lines += [(14 * S, BANNER), (19 * S, START), (30 * S, STARTED), (31 * S, ENGINE)]
+    found = local(*lines)
+    why = "3 restarts before it served: the last of them counts"
+    assert stage(found, "kill..container_start") == (3.0, why)
+    assert stage(found, "container_start..banner")[0] == 1.0
+    assert boundary(found, "engine_init").reason == "line 8 lies after the next start: out of order"
+    assert sums_to(found, READY - FIRE)
+
+
+@given(
+    st.lists(st.integers(FIRE, 25 * S), min_size=1, max_size=5, unique=True),
+    st.lists(
+        st.tuples(st.integers(5 * S, 25 * S), st.sampled_from([BANNER, ENGINE, LOADED, START])),
+        max_size=8,
+    ),
+)
+def test_any_starts_and_lines_sum_to_the_outage(
+    starts: list[int], lines: list[tuple[int, str]]
+) -> None:
+    starts = sorted(starts)
+    found = contained(container(*starts), *sorted(lines))
+    assert sums_to(found, READY - FIRE)
+    begun = boundary(found, "container_start").at_ns
+    told = [at + TOLD_NS for at in starts[:-1]] + starts[-1:]
+    if all(at < starts[-1] for at in told[:-1]):  # else StartedAt takes another start's event
+        assert begun == max((at for at in told if at <= READY), default=None)
+    for each in found.boundaries:
+        if each.line is not None and each.at_ns is not None and begun is not None:
+            assert each.at_ns >= begun
+
+
+def test_restarts_of_a_whole_run_reach_the_text(tmp_path: Path) -> None:
+    """The first start printed its banner and died; the second served at 14.1 s."""
+    run = remote(2)
+    assert run.fault is not None
+    second = SIGNAL + OFFSET + S // 2  # as `state` has it; the first one 0.4 s earlier
+    run.fault["container"]["events"] = [
+        {"action": "die", "at_remote_wall_ns": second - 450 * MS},
+        {"action": "start", "at_remote_wall_ns": second - 400 * MS},
+        {"action": "die", "at_remote_wall_ns": second - 100 * MS},
+        {"action": "start", "at_remote_wall_ns": second + MS},
+    ]
+    run.log = f"{second - 200 * MS} d {BANNER}\n{run.log}"
+    analysis = analyze(run.write(tmp_path / "run"))
+    parts = analysis.summary.decomposition
+    assert parts is not None
+    assert stage(parts, "kill..container_start")[0] == 0.5
+    assert boundary(parts, "banner").line == 2
+    assert "2 restarts before it served" in page.render(analysis.summary)
+
+
+@pytest.mark.slow
+def test_a_real_server_whose_first_restart_fails(tmp_path: Path) -> None:
+    """Its second start is the one that serves: half a second's pause after the quick exit."""
+    port = free_port()
+    server = tmp_path / "server"
+    server.write_text(
+        f"#!/bin/sh\necho >>{tmp_path}/starts\n"
+        f"[ $(wc -l <{tmp_path}/starts) = 2 ] && exit 3\nexec {mock_command(port, 1.0)}\n"
+    )
+    server.chmod(0o700)
+    words = ("--serve", str(server), "--target", f"http://127.0.0.1:{port}")
+    done = call(
+        "run", "--config", short_config(tmp_path), *words, "--out", "run", "--quiet", cwd=tmp_path
+    )
+    assert done.returncode in (0, 2), done.stderr
+    parts = report(tmp_path / "run")["decomposition"]
+    started = next(each for each in parts["stages"] if each["name"] == "kill..container_start")
+    assert started["note"] == "2 restarts before it served: the last of them counts"
+    assert started["s"] > 0.5
+    assert parts["family_note"] is None or "cut" not in parts["family_note"]
+    events = [json.loads(each) for _, mark, each in read_log(tmp_path / "run" / "server.log")
+              if mark == "s"]  # fmt: skip
+    assert [each.get("status") for each in events[:4]] == [None, -9, None, 3]
+    assert sum(each["s"] for each in parts["stages"]) == pytest.approx(
+        report(tmp_path / "run")["outage_s"], abs=1e-8
+    )
+
+
+# ---------------------------------------------------------------- lines that a full disk cut
+
+CUT = '15000000005 s {"event": "sta'
+
+
+@pytest.mark.parametrize("torn", [f"{CUT}15000000009 o x", "15000000", '1 s [1, "x"]', "2 s 7"])
+def test_a_cut_line_is_left_out_and_told(torn: str, tmp_path: Path) -> None:
+    """Alone, or joined with the next by an older supervisor: the run can still be analysed."""
+    run = story()
+    run.log = "".join(
+        f"{EPOCH + at} {'s' if words.startswith('{') else 'o'} {words}\n"
+        for at, words in ((FIRE - S, STARTED), (12 * S, STARTED), (13 * S, BANNER))
+    )
+    run.log = run.log.replace("\n", f"\n{torn}\n", 1)
+    parts = analyze(run.write(tmp_path / "run")).summary.decomposition
+    assert parts is not None
+    assert parts.family_note == (
+        "lines of server.log that were cut, as a full disk does, and do not count: 1"
+    )
+    assert boundary(parts, "container_start").at_s == 1.999999995
+    assert boundary(parts, "banner").line == 4
+
+
+@given(st.data())
+def test_a_log_cut_anywhere_is_analysed(data: st.DataObject) -> None:
+    lines = [(10 * S, STARTED), (11 * S, BANNER), (12 * S, STARTED), (13 * S, ENGINE)]
+    whole = "".join(
+        f"{at} {'s' if words.startswith('{') else 'o'} {words}\n" for at, words in lines
+    ).encode()
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, len(whole)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "server.log"
+        path.write_bytes(whole[:start] + whole[end:])
+        found = decompose(stored(list(read_log(path))), Moments(FIRE, READY, None, None), clock(0))
+    assert sums_to(found, READY - FIRE)
 
 
 # ---------------------------------------------------------------- cold starts

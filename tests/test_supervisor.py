@@ -23,6 +23,7 @@ import pytest
 from percentes_fast.errors import ConfigError, FaultError, TargetError
 from percentes_fast.faults.host import LocalHost
 from percentes_fast.faults.process import identify
+from percentes_fast.rundir import read_log
 from percentes_fast.servers.supervisor import Supervised, split_command
 
 WAIT_S = 30.0
@@ -197,6 +198,72 @@ def test_bytes_that_are_no_text_do_not_end_the_log(tmp_path: Path) -> None:
         log = tmp_path / "server.log"
         until(lambda: b" o pid 1\n" in log.read_bytes())
         assert log.read_bytes().count(b" o \xff\x00\r\n") == 3
+
+
+FILL = """
+import os, signal, sys, time
+from pathlib import Path
+from percentes_fast.servers.supervisor import Supervised
+
+log, pids, filler = Path("disk/server.log"), Path("pids"), Path("disk/filler")
+CODE = '''
+import os, sys, time
+log, pids = sys.argv[1:]
+if not os.path.exists(pids):  # the first one fills the log's page but for 20 bytes
+    while not os.path.getsize(log):
+        time.sleep(0.01)
+    stamp = len(str(time.monotonic_ns()))
+    print("x" * (4096 - 20 - os.path.getsize(log) - stamp - len(" o " + chr(10))), flush=True)
+with open(pids, "a") as file:
+    print(os.getpid(), file=file)
+time.sleep(600)
+'''
+
+def number(count):
+    deadline = time.monotonic() + 30
+    while len(found := pids.read_text().split() if pids.exists() else []) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int(found[count - 1])
+
+server = Supervised([sys.executable, "-c", CODE, str(log), str(pids)], log, None)
+try:
+    first = number(1)
+    while log.stat().st_size != 4096 - 20:
+        time.sleep(0.01)
+    try:
+        with filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+    except OSError:
+        pass
+    os.kill(first, signal.SIGKILL)
+    second = number(2)
+    filler.unlink()
+    os.kill(second, signal.SIGKILL)
+    number(3)
+finally:
+    server.stop()
+Path("kept.log").write_bytes(log.read_bytes())
+"""
+
+
+def test_a_full_disk_cuts_one_line_and_joins_none(tmp_path: Path) -> None:
+    """On a file system of 64 KiB of our own: full at one restart, with room again at the next."""
+    script = f'mkdir disk; mount -t tmpfs -o size=64k tmpfs disk; exec {sys.executable} -c "$0"'
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "bash", "-c", script, FILL],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    second = int((tmp_path / "pids").read_text().split()[1])
+    raw = (tmp_path / "kept.log").read_bytes()
+    assert raw[4096:4097] == b"\n"
+    told = [text for _, mark, text in read_log(tmp_path / "kept.log") if mark == "s"]
+    events = [json.loads(text) for text in (told[0], *told[2:])]
+    assert '{"event": "exited"'.startswith(told[1])  # the first one's, as far as there was room
+    assert events[0]["event"] == "started"
+    assert {"event": "exited", "pid": second, "status": -signal.SIGKILL} in events
 
 
 # ---------------------------------------------------------------- the end

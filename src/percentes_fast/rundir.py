@@ -33,6 +33,8 @@ FAULT = "fault.json"
 CAMPAIGN = "campaign.json"
 COLD_START = "cold-start.log"
 SERVER_LOG = "server.log"
+TORN = "?"  # mark of a line of it that is not whole
+STAMP_DIGITS = 19  # of a wall clock in ns, until 2286; more are two stamps that run together
 STATES = ("preparing", "running", "complete", "partial")
 MANIFEST_KEYS = {
     "run_id": str,
@@ -202,6 +204,13 @@ def check_cold_start(given: str | None) -> bytes | None:
         raise ConfigError(f"log.cold_start {given}: {exc.strerror}; name a log file") from exc
 
 
+def read_cold_start(path: Path) -> str:
+    """The log of a cold start that a run's or a campaign's directory holds; empty without one."""
+    with contextlib.suppress(FileNotFoundError):
+        return (path / COLD_START).read_text(errors="replace")
+    return ""
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a run directory. Raises DataError where there is none of this version."""
     manifest = _read_json(path, MANIFEST)
@@ -225,6 +234,7 @@ def read_campaign(path: Path) -> dict[str, Any]:
             " restore the file"
         )
     _check_config(path, found["config_sha256"])
+    _check_claims(path, CAMPAIGN, found["config"])
     return found
 
 
@@ -240,6 +250,28 @@ def _check_config(path: Path, sha256: str) -> None:
     if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
         raise DataError(
             f"{file}: is not the file that was hashed before the first request; restore it"
+        )
+
+
+def _check_claims(path: Path, name: str, config: Mapping[str, Any]) -> None:
+    """The claims in `name` are those of the hashed config.yaml: no flag sets any."""
+    import yaml
+
+    from percentes_fast.claims import Prediction
+
+    file = path / CONFIG
+    if not file.exists():
+        return
+    given = yaml.safe_load(file.read_bytes()) or {}
+    predictions = [Prediction.model_validate(each) for each in given.get("predictions") or ()]
+    claims = {
+        "predictions": [each.model_dump(mode="json") for each in predictions],
+        "headline": given.get("headline"),
+    }
+    if claims_sha256(config) != claims_sha256(claims):
+        raise DataError(
+            f"{path / name}: its claims are not those of {CONFIG}, which was hashed before the"
+            " first request; restore the file"
         )
 
 
@@ -278,6 +310,7 @@ class StoredRun:
     offsets: pd.DataFrame
     metrics: pd.DataFrame
     log: tuple[tuple[int, str, str], ...]
+    cold_start: str = ""
 
 
 def open_run(path: Path) -> StoredRun:
@@ -291,6 +324,7 @@ def open_run(path: Path) -> StoredRun:
         )
     _check_keys(path / MANIFEST, manifest, MANIFEST_KEYS)
     _check_config(path, manifest["config_sha256"])
+    _check_claims(path, MANIFEST, manifest["config"])
     fault = _read_json(path, FAULT) if (path / FAULT).exists() else None
     if fault is not None:
         _check_keys(path / FAULT, fault, FAULT_KEYS)
@@ -306,6 +340,7 @@ def open_run(path: Path) -> StoredRun:
         offsets=_frame(path, "offsets"),
         metrics=_frame(path, "metrics"),
         log=tuple(read_log(path / SERVER_LOG)),
+        cold_start=read_cold_start(path),
     )
 
 
@@ -359,15 +394,19 @@ def read_log(path: Path) -> Iterator[tuple[int, str, str]]:
     """(ns, mark, text) of each line of a time-stamped server log.
 
     mark: `o` output of the server, `s` an event of the supervisor; `d` output whose time stamp is
-    the wall clock of the server's host, by a container engine or a reader there.
+    the wall clock of the server's host, by a container engine or a reader there; TORN (at 0 ns):
+    none of these, since a full disk cuts lines anywhere.
     """
     if not path.exists():
         return
     for raw in path.read_bytes().split(b"\n"):
         stamp, _, rest = raw.partition(b" ")
         mark, _, text = rest.partition(b" ")
-        if stamp.isdigit() and mark in (b"o", b"s", b"d"):
+        stamped = stamp.isdigit() and len(stamp) <= STAMP_DIGITS
+        if stamped and mark in (b"o", b"s", b"d"):
             yield int(stamp), mark.decode(), text.decode("utf-8", "replace")
+        elif raw:
+            yield 0, TORN, raw.decode("utf-8", "replace")
 
 
 def table_of(name: str, columns: Mapping[str, Any]) -> pa.Table:

@@ -4,7 +4,7 @@ Never: a wording in code, a boundary the log does not hold, a figure no line pri
 over what a server printed.
 Plan: serverlogs/*.yaml of the package, read strictly -> `families`; `detect` takes the file whose
 versions hold the one the log tells; `match` finds each boundary's first line among those given
-(SPEC section 7: the lines after the fire) and the numbers it prints.
+(SPEC section 7: lines after the fire, of the start that served) and the numbers it prints.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _nearest(server: str, version: str | None) -> Family:
 def match(family: Family, lines: Sequence[tuple[int, int, str]]) -> dict[str, Match]:
     """Each boundary's first line, in the order of the lines; a key without one is absent.
 
-    lines: number in the log, the reader's stamp in ns, text, of those after the fire.
+    lines: number in the log, its time in ns, text, of those that count.
     """
     found: dict[str, Match] = {}
     for line, stamp_ns, raw in lines:

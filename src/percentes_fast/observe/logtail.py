@@ -61,9 +61,12 @@ class Tail:
         )
 
     def _follow(self) -> None:
+        torn = False
         try:
             while True:
-                self._file.write(self._channel.receive(QUIET_S).encode() + b"\n")
+                line = b"\n" * torn + self._channel.receive(QUIET_S).encode() + b"\n"
+                written = self._file.write(line)
+                torn = written < len(line)  # a disk that fills up
         except (HostError, OSError, ValueError) as exc:
             self.lost = str(exc)
 

@@ -128,6 +128,7 @@ class _Supervisor:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self._log = Path(job["log"]).open("ab", buffering=0)  # noqa: SIM115 (lives with us)
+        self._torn = False  # the log ends inside a line
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._servers: list[subprocess.Popen[bytes]] = []  # kept: one let go of would be reaped
@@ -186,10 +187,16 @@ class _Supervisor:
             print(json.dumps(fact), flush=True)
 
     def _write(self, kind: bytes, lines: list[bytes]) -> None:
-        """Stamps under the lock: two threads' lines stand in the order of their times."""
+        """Stamps under the lock: two threads' lines stand in the order of their times.
+
+        After a line that a full disk cut the next begins on a new line.
+        """
         with self._lock, suppress(OSError):  # a full disk costs log lines, not the server
             start = b"%d %s " % (time.monotonic_ns(), kind)
-            self._log.write(b"".join(start + line + b"\n" for line in lines))
+            data = b"\n" * self._torn + b"".join(start + line + b"\n" for line in lines)
+            written = self._log.write(data)
+            if written:
+                self._torn = written < len(data)
 
     def _stamp(self, fd: int) -> None:
         """Each line gets the time of the read that brought its end."""
