@@ -1,7 +1,7 @@
 """The configuration: everything that is not exactly right is one line, and secrets stay out of it.
 
 Never: tests pydantic. Plan: defaults; what is refused, as a file and as overrides; contradictions;
-YAML's own traps; overrides and what is kept of them.
+YAML's own traps; overrides and what is kept of them; what a campaign may not repeat.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from percentes_fast import campaign, target
 from percentes_fast import config as configuration
-from percentes_fast import target
 from percentes_fast.config import Config, ConfigError, load, replicas, targets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -370,6 +370,10 @@ def test_an_unknown_key_inside_a_list_is_one_line(tmp_path: Path) -> None:
         ({"ssh.target": "root@"}, "use USER@HOST"),
         ({"ssh.target": "root@[::1]:22"}, "without a port"),
         ({"ssh.target": ""}, "use USER@HOST"),
+        ({"ssh.target": "root@127.0.0.1:2299"}, "without a port"),
+        ({"ssh.target": "h:x"}, "without a port"),
+        ({"ssh.target": "h:99999"}, "without a port"),
+        ({"ssh.target": "h:"}, "without a port"),
         ({"log.family": "nosuch"}, "use auto or one of llama.cpp"),
         (
             {"target.url": "http://h:1", "fault.kind": "none", "container.name": "c"},
@@ -388,6 +392,61 @@ def test_an_unknown_key_inside_a_list_is_one_line(tmp_path: Path) -> None:
 def test_a_site_that_cannot_be(overrides: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         load(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("root@h", "root@h"),
+        ("h", "h"),
+        ("fe80::1", "fe80::1"),
+        ("root@::1", "root@::1"),
+        ("root@[::1]", "root@::1"),
+    ],
+)
+def test_an_ssh_target(given: str, kept: str) -> None:
+    reached = {"target.url": "http://h:1", "fault.pid": 7, "ssh.target": given}
+    assert load(None, reached).config.ssh.target == kept
+    jumping = {**reached, "ssh.jump": "gate:2222"}  # there is no option for its port
+    assert load(None, jumping).config.ssh.jump == "gate:2222"
+
+
+# ---------------------------------------------------------------- --pid and several runs
+
+PID = {"target.url": "http://h:1", "fault.pid": 4711}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        *(
+            ({"fault.kind": kind}, "is gone after run 1, or another process's; use --runs 1, or --")
+            for kind in ("kill", "kill_group", "kill_child", "term")
+        ),
+        ({"campaign.runs": 2}, "is gone after run 1"),
+        ({"fault.kind": "stop", "ssh.target": "h"}, "over SSH nothing checks"),
+    ],
+)
+def test_a_pid_is_not_for_several_runs(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+    loaded = load(None, {**PID, **more})  # a single run may have it, whatever campaign.runs says
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"^fault\.pid \(--pid 4711\): .*" + told) as caught:
+        campaign.begin(loaded, out)
+    one_line(caught.value)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"campaign.runs": 1},
+        {"campaign.runs": 1, "fault.kind": "kill_child", "ssh.target": "h"},
+        {"campaign.runs": 3, "fault.kind": "stop"},
+        {"campaign.runs": 3, "fault.pid": None, "serve.command": "server"},
+    ],
+)
+def test_a_campaign_that_may_be_repeated(more: dict[str, Any], tmp_path: Path) -> None:
+    assert campaign.begin(load(None, {**PID, **more}), tmp_path / "out")["dropped"] == []
 
 
 def test_targets_and_replicas_of_a_service() -> None:

@@ -1,7 +1,8 @@
 """N runs of one experiment: the published study from one command, resumed where it was interrupted.
 
 Never: measures or judges itself; does a run again that has ended; starts a run before the server
-answers again, or with another configuration than the campaign began with.
+answers again, with another configuration than the campaign began with, or at a pid that is another
+process's by now.
 Plan: campaign.json says what is repeated, run-1, run-2, ... are run directories of their own (run k
 uses seed + k); a run that was interrupted is put aside under another name and done again. The dry
 kill does one fault without load.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import secrets
 import threading
@@ -48,8 +50,10 @@ def settings(loaded: LoadedConfig) -> dict[str, Any]:
 def begin(loaded: LoadedConfig, out: Path) -> dict[str, Any]:
     """Claims a directory for a new campaign, or opens the one that was interrupted there.
 
-    Raises ConfigError where another campaign lies there, ClientError where it cannot be written.
+    Raises ConfigError where it cannot be repeated or another campaign lies there, ClientError where
+    it cannot be written.
     """
+    check_pid(loaded.config)
     if rundir.is_campaign(out):
         found = rundir.read_campaign(out)
         if {key: found[key] for key in settings(loaded)} != settings(loaded):
@@ -74,6 +78,26 @@ def begin(loaded: LoadedConfig, out: Path) -> dict[str, Any]:
     directory.keep_cold_start(loaded.config.log.cold_start)
     directory.write_json(rundir.CAMPAIGN, registered)
     return registered
+
+
+def check_pid(config: Config) -> None:
+    """Raises ConfigError where a later run would signal whoever has --pid's number by then.
+
+    A single run takes no notice of campaign.runs, so the configuration alone cannot tell.
+    """
+    pid = config.fault.pid
+    if pid is None or config.campaign.runs == 1:
+        return
+    if config.fault.kind != "stop":
+        raise ConfigError(
+            f"fault.pid (--pid {pid}): is gone after run 1, or another process's; use --runs 1, or"
+            " --serve or --container, which find the server again"
+        )
+    if config.ssh.target is not None:
+        raise ConfigError(
+            f"fault.pid (--pid {pid}): over SSH nothing checks between the runs that it is the same"
+            " process; use --runs 1 or --container"
+        )
 
 
 def _alone(out: Path) -> int:
@@ -131,14 +155,22 @@ class Campaign:
             return True
         if not path.exists():
             return False
-        state = _state(path)
-        if state == "complete":
-            return True
+        state, why = _state(path), "interrupted"
         if state == "running":  # its parent was killed: what it had measured is still in memory
             self._watcher.say(f"run {number} was cut off: storing what it had measured")
-            store.recover(path, self._label)
-        self._drop(number, f"was {state or 'not begun'}: interrupted, and done again", aside=True)
+            why = self._recovered(path) or why
+        if _state(path) == "complete":
+            return True
+        self._drop(number, f"was {state or 'not begun'}: {why}, and done again", aside=True)
         return False
+
+    def _recovered(self, path: Path) -> str | None:
+        """Stores what a run without a parent had measured; why that cannot be, for good."""
+        try:
+            store.recover(path, self._label)
+        except store.RecordsLostError as exc:
+            return f"its records are lost ({exc.__cause__})"
+        return None
 
     def _drop(self, number: int, reason: str, *, aside: bool) -> None:
         directory = None
@@ -158,7 +190,9 @@ class Campaign:
         loaded = self._of_run(number)
         try:
             if number > 1 or self._facts["dropped"]:
+                self._refuse_stranger()
                 self._await_server(loaded.config)
+                self._refuse_stranger()  # that may have taken minutes
             made = run.measure(
                 loaded, rundir.run_path(self.path, number), self._label, self._watcher
             )
@@ -192,6 +226,24 @@ class Campaign:
             (*self._loaded.overrides, f"seed={seeded.seed}"),
         )
 
+    def _refuse_stranger(self) -> None:
+        """Raises FaultError where --pid is not the process that an earlier run had armed."""
+        config = self._loaded.config
+        if config.fault.pid is None:
+            return
+        for path in sorted(self.path.glob("run-*")):
+            armed = _armed(path)
+            if armed is None:
+                continue
+            here = config.ssh.target is None
+            if here and store.start_ticks(armed["pid"]) == armed["start_ticks"]:
+                continue
+            told = "has ended since" if here else "may have ended since, which SSH does not tell"
+            raise FaultError(
+                f"--pid {config.fault.pid}: the process that {path.name} was armed at (pid"
+                f" {armed['pid']}) {told}; begin a new campaign with the server's pid of now"
+            )
+
     def _await_server(self, config: Config) -> None:
         """Until a server that something else restarts answers again."""
         if config.embedded or config.serve.command is not None:
@@ -214,6 +266,18 @@ def _state(path: Path) -> str | None:
         return str(rundir.read_manifest(path)["state"])
     except DataError:
         return None
+
+
+def _armed(path: Path) -> dict[str, Any] | None:
+    """The process that the fault of a run was armed at; None where it never was."""
+    facts = rundir.RunDir(path).read_journal("fault")  # all there is, where the disk was full
+    file = path / rundir.FAULT
+    try:
+        if file.exists():
+            facts.append(json.loads(file.read_bytes()))
+    except (OSError, ValueError) as exc:
+        raise DataError(f"{file}: {exc}; the file is damaged") from exc
+    return next((each["armed"] for each in facts if each.get("armed")), None)
 
 
 def await_ready(config: Config, directory: Path) -> float:

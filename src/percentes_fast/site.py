@@ -17,6 +17,7 @@ from percentes_fast.target import Section, Target, split_url
 
 Positive = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 BRACKETED = re.compile(r"(.*@)?\[([^]]*:[^]]*)\]")  # an IPv6 address as a URL writes it
+NO_HOST = "use USER@HOST, HOST, or a name of the ssh configuration, without a port (--ssh-port)"
 WORD = re.compile(r"[^\s'\"\\$`;|&<>()-][^\s'\"\\$`;|&<>()]*")  # no option, nothing a shell expands
 
 
@@ -31,25 +32,31 @@ def _host(given: str) -> str:
         given = (bracketed[1] or "") + bracketed[2]
     user, at, host = given.rpartition("@")
     if not WORD.fullmatch(host) or "[" in host or (at and not WORD.fullmatch(user)):
-        raise ValueError(
-            "use USER@HOST, HOST, or a name of the ssh configuration, without a port (--ssh-port)"
-        )
+        raise ValueError(NO_HOST)
+    return given
+
+
+def _portless(given: str) -> str:
+    """One colon would be dialled as HOST:PORT; an address with several is IPv6."""
+    if given.rpartition("@")[2].count(":") == 1:
+        raise ValueError(NO_HOST)
     return given
 
 
 Word = Annotated[str, AfterValidator(_word)]
 HostName = Annotated[str, AfterValidator(_host)]
+Portless = Annotated[HostName, AfterValidator(_portless)]
 
 
 class Ssh(Section):
     """How the server's host is reached; without a target it is this machine."""
 
-    target: HostName | None = None  # [USER@]HOST, or a name of ssh_config
+    target: Portless | None = None  # [USER@]HOST, or a name of ssh_config
     port: int | None = Field(default=None, ge=1, le=65_535)
     identity: str | None = None
     config: str | None = None
     known_hosts: str | None = None
-    jump: HostName | None = None
+    jump: HostName | None = None  # a port may follow: there is no option for it
     connect_timeout_s: Positive = 10.0
     command_timeout_s: Positive = 20.0
 

@@ -8,6 +8,7 @@ waits for workers that are still ending, and does the same.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from typing import Any
 
 from percentes_fast import rundir, schema
 from percentes_fast.engine import buffers, slabs
-from percentes_fast.errors import DataError
+from percentes_fast.errors import ClientError, DataError
 from percentes_fast.observe import scrape
 from percentes_fast.schema import CAUSE_NAMES
 
 JOURNALS = ("clocks", "offsets", "metrics", "fault")
+LATE = "manifest"  # journal of what a run knew of itself after it had written its manifest
 WORDS = (
     "heartbeat_ns",
     "tokens_lost",
@@ -35,6 +37,10 @@ WORDS = (
     "rehearsals",
     "in_flight_max",
 )
+
+
+class RecordsLostError(ClientError):
+    """The slabs of a run without a parent cannot be read, as after a restart of the machine."""
 
 
 def worker_facts(slab: slabs.Slab, exit_status: int | None) -> dict[str, Any]:
@@ -78,7 +84,7 @@ def write_tables(
     manifest["state"] = "partial" if manifest["interrupted"] else "complete"
     manifest["slabs"] = []
     directory.write_json(rundir.MANIFEST, manifest)
-    for name in JOURNALS:
+    for name in (*JOURNALS, LATE):
         directory.drop_journal(name)
 
 
@@ -93,15 +99,17 @@ def _offsets(samples: Sequence[Mapping[str, Any]], epoch_ns: int) -> Any:
 def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
     """Finishes the run directory of a run whose parent was killed, or could not store its records.
 
-    Raises DataError where it is not such a run, or is still under way.
+    Raises DataError where it is not such a run, or is still under way; RecordsLostError.
     """
     manifest = rundir.read_manifest(path)
     if manifest["state"] != "running":
         raise DataError(f"{path}: is {manifest['state']}, there is nothing to recover")
-    if _is_run(manifest["parent_pid"]):
+    if _lives(manifest["parent_pid"], manifest.get("parent_start_ticks")):
         raise DataError(f"{path}: its run is still under way; wait for it or end it")
-    opened = [_settled(slabs.Slab(Path(name))) for name in manifest["slabs"]]
+    opened = [_settled(slab) for slab in _opened(path, manifest["slabs"])]
     directory = rundir.RunDir(path)
+    for late in directory.read_journal(LATE):
+        manifest |= {name: fact for name, fact in late.items() if fact is not None}
     manifest["workers"] = [worker_facts(slab, None) for slab in opened]
     whole = all(facts["ended"] and facts["stopped_ns"] is None for facts in manifest["workers"])
     manifest["interrupted"] = None if whole else "by the end of its parent process"
@@ -116,16 +124,59 @@ def recover(path: Path, label: buffers.Label) -> rundir.RunDir:
     return directory
 
 
-def _is_run(pid: int) -> bool:
+def _opened(path: Path, names: Sequence[str]) -> list[slabs.Slab]:
+    try:
+        return [slabs.Slab(Path(name)) for name in names]
+    except ClientError as exc:
+        raise RecordsLostError(f"{path}: its records are lost ({exc}); measure it again") from exc
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (/proc/PID/stat, field 22): with its pid,
+    who it is. None where no such process lives; a zombie is dead.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()  # the name before it may hold anything; from field 3
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _lives(parent_pid: int, ticks: int | None) -> bool:
+    """Is that the process of the run still? ticks None: an older directory, which names only a pid,
+    so that the command line must do.
+    """
+    if parent_pid == os.getpid():  # this one has another task now, or its pid is an older one's
+        return False
+    if ticks is not None:
+        return start_ticks(parent_pid) == ticks
+    return _is_ours(parent_pid)
+
+
+def _is_ours(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"percentes" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
+def _is_worked_on(slab: slabs.Slab) -> bool:
+    """Does the worker of a slab still live? Only then its process has the slab mapped."""
+    pid = slab.word("pid")
+    if pid == os.getpid():  # it has it mapped as well
+        return False
+    try:
+        return slab.path.name.encode() in Path(f"/proc/{pid}/maps").read_bytes()
+    except PermissionError:
+        return _is_ours(pid)
+    except OSError:
+        return False
+
+
 def _settled(slab: slabs.Slab) -> slabs.Slab:
     """Waits for a worker that is still ending; rows a killed worker never reached are cut."""
     deadline = time.monotonic() + 5.0
-    while slab.word("state") == slabs.STATE_RUNNING and _is_run(slab.word("pid")):
+    while slab.word("state") == slabs.STATE_RUNNING and _is_worked_on(slab):
         if time.monotonic() > deadline:
             raise DataError(f"worker {slab.word('worker')}: is still running; end it first")
         time.sleep(0.05)
