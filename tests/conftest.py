@@ -24,6 +24,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # files that take longest, so that three processes end at about the same time
 LONGEST = (
     *("test_clock_trials", "test_campaign", "test_run_faults", "test_remote_faults", "test_run"),
+    *("test_campaign_resume", "test_published", "test_interrupts", "test_stages"),
     *("test_tls", "test_host", "test_killer", "test_scrape", "test_real_hosts", "test_package"),
     *("test_supervisor", "test_mock", "test_mock_life", "test_client_faults"),
 )

@@ -133,6 +133,7 @@ def configuration(**sections: dict[str, Any]) -> dict[str, Any]:
     config["load"] |= {"timeout_s": 3, "rate": 2}
     config["detector"] |= {"window_s": 2, "hold_s": 4}
     config["canary"] |= {"every_s": 1, "tokens": 4}
+    config["metrics"] |= {"urls": []}
     for name, values in sections.items():
         config[name] |= values
     return config

@@ -7,6 +7,7 @@ is not there -> GPUs that changed between the runs -> text and page.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -17,11 +18,13 @@ import pytest
 
 from percentes_fast import rundir
 from percentes_fast.analysis import campaign as judging
+from percentes_fast.analysis import summary as run_analysis
 from percentes_fast.analysis.campaign import CampaignSummary
 from percentes_fast.analysis.tree import plain, to_json
 from percentes_fast.errors import DataError
 from percentes_fast.report import campaign as text
 from percentes_fast.report import files, html
+from percentes_fast.report import text as of_run
 from remote_story import LINES, SIGNAL, campaign, remote
 from run_builder import BACK, MS, Run, S
 
@@ -204,6 +207,32 @@ def test_a_cold_start_stands_beside_the_restarts(tmp_path: Path) -> None:
     found = judging.analyze(path).summary
     assert found.cold_start == (("start..banner", 9.0), ("banner..server_start", 60.0))
     assert "a cold start: start..banner 9.000" in text.render(found)
+    run = path / "run-1"
+    assert run_analysis.analyze(run).summary.cold_start == ()
+    (run / rundir.COLD_START).write_text((path / rundir.COLD_START).read_text())
+    one = run_analysis.analyze(run)
+    assert one.summary.cold_start == found.cold_start
+    assert "a cold start: start..banner 9.000" in of_run.render(one.summary)
+
+
+def test_claims_that_are_not_those_of_the_hashed_file_are_refused(tmp_path: Path) -> None:
+    """No flag sets a claim, so the manifest's are the file's, down to a bound."""
+    given = "predictions: [{id: A, text: t, bounds: [{quantity: outage_s, below: 9}]}]\n"
+    for bound, fits in ((9, True), (99, False)):
+        story = remote()
+        limits = {"below": None, "above": None, "at_most": None, "at_least": None, "equals": None}
+        limits |= {"below": bound, "needs": None, "absent": "refuted", "quantity": "outage_s"}
+        story.config["predictions"] = [
+            {"id": "A", "text": "t", "scope": "every_run", "rule": "compat", "bounds": [limits]}
+        ]
+        story.manifest["config_sha256"] = hashlib.sha256(given.encode()).hexdigest()
+        path = story.write(tmp_path / str(bound))
+        (path / rundir.CONFIG).write_text(given)
+        if fits:
+            assert run_analysis.analyze(path).summary.predictions[0].id == "A"
+        else:
+            with pytest.raises(DataError, match="its claims are not those of config"):
+                run_analysis.analyze(path)
 
 
 def test_the_same_bytes_again(tmp_path: Path) -> None:

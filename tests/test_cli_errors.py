@@ -170,3 +170,16 @@ def test_usage_errors_do_not_read_as_invalid(tmp_path: Path) -> None:
     assert call("nonsense", cwd=tmp_path).returncode == 1
     assert call("report", cwd=tmp_path).returncode == 1
     assert call("--help", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "--out", "shut/x"), ("campaign", "--out", "shut/x"), ("report", "shut/x")]
+)
+def test_a_directory_that_may_not_be_searched(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Without the capabilities by which root may search any directory."""
+    (tmp_path / "shut").mkdir(mode=0o600)
+    bare = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    done = subprocess.run(
+        [*bare, *command(*words)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    one_line(done, "Permission denied; use a place that is open to you")

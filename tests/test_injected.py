@@ -346,11 +346,13 @@ def test_what_a_reader_must_know() -> None:
         host="h",
         how={"by": "a killer on h", "race": "no pidfd: the pid could pass"},
         clock=READER | {"lost": "h: the channel was lost"},
+        log_lost="h: the log reader: has ended",
         after_error="the fingerprint was not read",
     )
     assert list(notes(made, clock_report(made, KILL, clock(OFFSET)))) == [
         "the fault: no pidfd: the pid could pass",
         "clock samples ended early: h: the channel was lost",
+        "the server's log was read to its end no more: h: the log reader: has ended",
         "after the fault: the fingerprint was not read",
     ]
 

@@ -47,6 +47,9 @@ said["taken_again"] = policies()
 said["name"] = priority.scheduler()
 threads.give_back()
 said["given_back"] = policies()
+with priority.raised(priority.KILL):
+    said["raised"] = policies()
+said["lowered"] = policies()
 said["one"] = priority.this_thread(priority.KILL)
 said["only_this"] = policies()
 print(json.dumps(said))
@@ -73,11 +76,12 @@ def test_every_thread_but_no_child() -> None:
     assert found["taken_again"] == [FIFO] * 3
     assert found["name"] == "fifo"
     assert found["given_back"] == [OTHER] * 3
+    assert (found["raised"], found["lowered"]) == ([OTHER, OTHER, FIFO], [OTHER] * 3)
     assert (found["one"], found["only_this"]) == (None, [OTHER, OTHER, FIFO])
 
 
 def test_what_is_refused_is_a_text_and_changes_nothing() -> None:
     found = told("unprivileged")
     assert found["refused"] == found["one"] == "Operation not permitted"
-    assert set(found["taken"] + found["taken_again"] + found["only_this"]) == {OTHER}
+    assert set(found["taken"] + found["taken_again"] + found["raised"]) == {OTHER}
     assert (found["child"], found["name"]) == (OTHER, "other")

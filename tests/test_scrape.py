@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -167,6 +168,30 @@ def whole(text: str) -> list[scrape.Sample]:
 def test_the_filter_loses_nothing_of_the_recordings(page: bytes) -> None:
     assert samples(page) == whole(page.decode())
     assert len(wanted_lines(page.decode())) == len(samples(page))
+
+
+PIECES = [
+    "vllm:num_requests_waiting",
+    "sglang:token_usage",
+    "vllm:other",
+    "# HELP",
+    " ",
+    "\t",
+    "\n",
+]
+PIECES += ["{", '{a="b"}', " 1", "\u2028", "\r", "\x0b"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30))
+def test_the_wanted_lines_are_those_whose_first_word_is_a_wanted_name(parts: list[str]) -> None:
+    text = "".join(parts)
+    names = [re.match(r"\s*([^\s{]+)", line) for line in text.split("\n")]
+    wanted = [
+        line
+        for line, name in zip(text.split("\n"), names, strict=True)
+        if name and name[1] in scrape.NAMES
+    ]
+    assert wanted_lines(text) == wanted
 
 
 names = st.sampled_from(

@@ -288,3 +288,15 @@ def test_the_mean_against_the_requests_themselves(steps: list[tuple[int, float]]
     if seen:
         mean = sum(many * each_s for many, each_s in later) / seen
         assert found.ttft_mean_s == pytest.approx(mean, abs=1e-9)
+
+
+def test_what_the_scraper_says_of_itself() -> None:
+    said = {"scrapes": 9, "missed": 2, "cut": 0, "lost": 1, "scheduler": "fifo"}
+    assert list(servermetrics.notes(said)) == [
+        "server metrics: 2 scrapes were not made in their time",
+        "server metrics: 1 scrapes were lost: the disk was full",
+    ]
+    assert list(servermetrics.notes({"error": "the scraper died (exit status -9)"})) == [
+        "server metrics: the scraper died (exit status -9)"
+    ]
+    assert list(servermetrics.notes(None)) == list(servermetrics.notes({"missed": 0})) == []

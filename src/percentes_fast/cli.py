@@ -19,6 +19,7 @@ from percentes_fast.errors import (
     EXIT_INTERRUPTED,
     EXIT_INVALID,
     EXIT_VALID,
+    ClientError,
     ConfigError,
     NativeMissingError,
     PercentesError,
@@ -271,16 +272,23 @@ def call(command: click.Command, arguments: list[str]) -> int:
         status = command.main(arguments, prog_name="percentes-fast", standalone_mode=False)
     except click.exceptions.Exit as exc:
         return exc.exit_code
-    except click.ClickException as exc:
-        return _told(ConfigError(exc.format_message()))
-    except PercentesError as exc:
-        return _told(exc)
+    except (PercentesError, click.ClickException, PermissionError) as exc:
+        return _told(_ours(exc))
     except (click.Abort, KeyboardInterrupt):
         click.echo("percentes-fast: interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_COULD_NOT_RUN
     return int(status or 0)
+
+
+def _ours(exc: PercentesError | click.ClickException | PermissionError) -> PercentesError:
+    if isinstance(exc, click.ClickException):
+        return ConfigError(exc.format_message())
+    if isinstance(exc, PermissionError):
+        where = exc.filename or "this machine"
+        return ClientError(f"{where}: {exc.strerror}; use a place that is open to you")
+    return exc
 
 
 def _told(exc: PercentesError) -> int:

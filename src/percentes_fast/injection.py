@@ -68,6 +68,7 @@ class Injection:
             "evidence": None,
             "container": None,
             "clock": None,
+            "log_lost": None,
             "error": None,
             "after_error": None,
         }
@@ -170,12 +171,11 @@ class Injection:
         """The fault's thread: waits, checks the identity again, fires, looks for the evidence."""
         armed = self._armed
         assert armed is not None
-        if self._host.is_here:
+        try:
             # The victim wakes to die, on this core as likely as not: it must not run before the
             # clock is read again. This thread spins for 0.5 ms, once.
-            priority.this_thread(priority.KILL)
-        try:
-            fired = self._fire(armed, self._epoch + int(self.facts["planned_ns"]), cancelled)
+            with priority.raised(priority.KILL):
+                fired = self._fire(armed, self._epoch + int(self.facts["planned_ns"]), cancelled)
         except Exception as exc:
             self.facts["error"] = _told(exc)
             self.write()
@@ -205,11 +205,15 @@ class Injection:
         return fired
 
     def _wait(self, until_ns: int, cancelled: threading.Event) -> None:
-        """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError where it was called off."""
-        if not cancelled.wait(max(0.0, (until_ns - time.monotonic_ns()) / 1e9)):
-            return
+        """Waits for CLOCK_MONOTONIC `until_ns`. Raises FaultError where it was called off, or the
+        load is over: nothing fires then.
+        """
+        called_off = cancelled.wait(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
         now = time.monotonic_ns() - self._epoch
-        if now < seconds_ns(self._config.duration_s):
+        over = now >= seconds_ns(self._config.duration_s)
+        if not called_off and not over:
+            return
+        if not over:
             raise FaultError("the run was interrupted before the fault was due")
         late_s = (now - int(self.facts["planned_ns"])) / 1e9
         raise FaultError(
@@ -282,24 +286,42 @@ class Injection:
 
     # ------------------------------------------------------------ afterwards
 
+    def sample_after(self) -> None:
+        """Right after the load: the last burst of clock samples."""
+        self._try(self._last_samples)
+
     def conclude(self) -> None:
-        """After the load: the last samples, the container again, its log, the fingerprint again."""
+        """After the load: the container again, its log, the fingerprint again."""
         for step in (
-            self._last_samples,
+            self._end_of_log,
             self._container_state,
             self._container_events,
             self._container_log,
             self._fingerprint_after,
         ):
-            try:
-                step()
-            except Exception as exc:
-                self.facts["after_error"] = self.facts["after_error"] or _told(exc)
+            self._try(step)
+        self.write()
+
+    def cut_short(self) -> None:
+        """An interruption ended `conclude`: what is known is kept, and that it is not all."""
+        told = "interrupted while the server's host was looked at after the load"
+        self.facts["after_error"] = self.facts["after_error"] or told
+        self.write()
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as exc:
+            self.facts["after_error"] = self.facts["after_error"] or _told(exc)
 
     def _last_samples(self) -> None:
         if self._sampler is not None:
             self._sampler.stop()
             self.facts["clock"]["lost"] = self._sampler.lost
+
+    def _end_of_log(self) -> None:
+        if self._tail is not None:
+            self.facts["log_lost"] = self._tail.lost
 
     def _fingerprint_after(self) -> None:
         found = self.facts["container"]

@@ -1,7 +1,7 @@
 """The live line: phase, sent, in flight, completed, errored by class, goodput, send skew.
 
-Never: touches the hot path (it reads the mapped columns), prints where there is no terminal, or
-feeds a figure into the report.
+Never: touches the hot path (it reads the mapped columns), prints where there is no terminal, ends a
+run because its terminal went away, or feeds a figure into the report.
 Plan: about once a second, over the rows whose time has come; goodput and skew over the last 10 s.
 """
 
@@ -37,21 +37,31 @@ class LiveLine:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._next = 0.0
-        self._open = False
+        self._open = self._gone = False
 
     def say(self, text: str) -> None:
         """A step of the preparation, on a line of its own."""
         self.close()
-        print(text, file=sys.stderr, flush=True)
+        self._print(text + "\n")
+
+    def _print(self, text: str) -> None:
+        """To a terminal, while it is there: a run goes on without it."""
+        if self._gone:
+            return
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            self._gone = True
 
     def tick(self, workers: Pool, run_ns: int) -> None:
         """Rewrites the line, about once a second."""
-        if time.monotonic() < self._next:
+        if self._gone or time.monotonic() < self._next:
             return
         began = time.monotonic()
         width = 120
         line = self.line(workers, run_ns)[: width - 1]
-        print(f"\r{line:<{width - 1}}", end="", file=sys.stderr, flush=True)
+        self._print(f"\r{line:<{width - 1}}")
         cost_s = time.monotonic() - began  # of all rows: it grows with the run
         self._next = began + max(PERIOD_S, SHARE * cost_s)
         self._open = True
@@ -59,7 +69,7 @@ class LiveLine:
     def close(self) -> None:
         """Ends the line."""
         if self._open:
-            print(file=sys.stderr, flush=True)
+            self._print("\n")
         self._open = False
 
     def line(self, workers: Pool, run_ns: int) -> str:

@@ -8,6 +8,7 @@ what metrics.parquet is made of, so that a killed parent loses nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from percentes_fast.target import split_url
 
 METRICS_PATH = "/metrics"
 DRAIN_S = 5.0
+ROOM_BYTES, ROOM_LIMIT = 4096, 32 * 2**20  # a scrape's line; what is taken before the load
 
 
 class Observation:
@@ -44,6 +46,8 @@ class Observation:
         config = self._config
         if not self._asked:
             return
+        scrapes = len(self._asked) * math.ceil(config.duration_s / config.metrics.every_s)
+        self._directory.journal("metrics", min(scrapes * ROOM_BYTES, ROOM_LIMIT)).close()
         self._scraper = Scraper.start(
             {
                 "epoch_monotonic_ns": epoch_ns,

@@ -28,6 +28,25 @@ def this_thread(rank: int) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def raised(rank: int) -> Iterator[None]:
+    """The calling thread at `rank`, where allowed, and then as it was."""
+    policy, usual = os.sched_getscheduler(0), os.sched_getparam(0)
+    refused = this_thread(rank)
+    try:
+        yield
+    finally:
+        if refused is None:
+            _restore(0, policy, usual)
+
+
+def _restore(thread: int, policy: int, usual: os.sched_param) -> None:
+    for each in (policy, policy | os.SCHED_RESET_ON_FORK):
+        with contextlib.suppress(OSError):  # without CAP_SYS_NICE the flag has to stay
+            os.sched_setscheduler(thread, each, usual)
+            return
+
+
 def scheduler() -> str:
     """Of the calling thread: fifo or other."""
     return "fifo" if _policy(0) == os.SCHED_FIFO else "other"
@@ -57,10 +76,7 @@ class Threads:
     def give_back(self) -> None:
         """The usual scheduler again, for every thread."""
         for thread in _threads(os.SCHED_FIFO):
-            for policy in (os.SCHED_OTHER, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK):
-                with contextlib.suppress(OSError):  # without CAP_SYS_NICE the flag has to stay
-                    os.sched_setscheduler(thread, policy, os.sched_param(0))
-                    break
+            _restore(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _threads(policy: int) -> Iterator[int]:

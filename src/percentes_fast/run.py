@@ -13,12 +13,11 @@ import os
 import platform
 import secrets
 import shutil
-import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,8 +29,9 @@ from percentes_fast.config import Config, LoadedConfig, replicas, seconds_ns, ta
 from percentes_fast.engine import cpu, pool, preflight
 from percentes_fast.engine import schedule as scheduling
 from percentes_fast.engine.canary import Canary
-from percentes_fast.errors import ClientError
+from percentes_fast.errors import ClientError, InterruptedRunError
 from percentes_fast.injection import Injection
+from percentes_fast.interrupts import Interrupts
 from percentes_fast.observation import Observation
 from percentes_fast.schema import KIND_NAMES, SCHEMA_VERSION
 from percentes_fast.servers.supervisor import Supervised
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 LEAD_S = 0.5  # between "all workers ready" and the epoch
 TICK_S = 0.1
 SPARE_BYTES = 16 * 2**20
+LATE, LATE_BYTES = ("canary_server", "metrics"), 64 * 1024
 CLOCKS_BYTES = 512 * 1024  # taken before the load: two hours of clock pairs
 
 
@@ -89,8 +90,10 @@ class _Run:
     observation: Observation | None = None
     workers: pool.Pool | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
+    late: rundir.Journal | None = None
     clocks: list[Any] = field(default_factory=list)
     threads: priority.Threads = field(default_factory=lambda: priority.Threads(priority.OBSERVER))
+    signals: Interrupts = field(default_factory=Interrupts)
     interrupted: bool = False
 
 
@@ -100,7 +103,9 @@ def measure(
     """Runs the experiment and stores its facts in `out`; the run directory.
 
     Raises ConfigError, ClientError, TargetError or FaultError before the first request is sent, and
-    leaves nothing then. An interruption (SIGINT, SIGTERM) ends the schedule and stores the rest.
+    leaves nothing then. An interruption (SIGINT, SIGTERM) ends the schedule, or what is asked of
+    the host afterwards, and stores the rest; the next one ends the program (`recover` has the
+    records then).
     """
     config = loaded.config
     allowed = os.sched_getaffinity(0)
@@ -113,18 +118,28 @@ def measure(
         loaded, config, directory, schedule, cores, secrets.token_hex(5), watcher or Silent()
     )
     try:
-        with _sigterm_as_interrupt():
-            _prepare(run, sorted(allowed))
-            _load(run)
-    except BaseException:
+        with run.signals:
+            _measure(run, sorted(allowed))
+            run.signals.hold()
+            _store(run, label)
+    except BaseException as exc:
         if run.manifest.get("state") != "running":
             shutil.rmtree(out) if not existed else _empty(out)
+        elif isinstance(exc, KeyboardInterrupt):
+            raise InterruptedRunError(
+                f"interrupted; `percentes-fast recover {out}` stores what was measured"
+            ) from exc
         raise
+    return directory
+
+
+def _measure(run: _Run, allowed: Sequence[int]) -> None:
+    try:
+        _prepare(run, allowed)
+        _load(run)
     finally:
         _release(run)
         os.sched_setaffinity(0, allowed)
-    _store(run, label)
-    return directory
 
 
 def _empty(out: Path) -> None:
@@ -136,18 +151,6 @@ def _needed_bytes(config: Config, schedule: scheduling.Schedule, cores: pool.Cor
     workers = len(cores.workers)
     rows = [schedule.of_worker(number, workers) for number in range(workers)]
     return SPARE_BYTES + sum(pool.slab_size(config, schedule, part).bytes for part in rows)
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---------------------------------------------------------------- before the epoch
@@ -229,6 +232,7 @@ def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "clock_source": clock_source,
         "parent_pid": os.getpid(),
+        "parent_start_ticks": _start_ticks(),
         "cores": {"workers": list(run.cores.workers), "rest": list(run.cores.rest)},
         "targets": [
             {"name": name, "address": address.ip, "port": address.port}
@@ -239,6 +243,11 @@ def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
         "preflight": answer,
         "server": _server_kind(run.loaded.config),
     }
+
+
+def _start_ticks() -> int:
+    """When this process began, in clock ticks since boot: with its pid, which process it is."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _server_kind(config: Config) -> str:
@@ -298,30 +307,31 @@ def _write_schedule(run: _Run) -> None:
 def _load(run: _Run) -> None:
     assert run.workers is not None
     clocks = run.directory.journal("clocks", CLOCKS_BYTES)
+    run.late = run.directory.journal("manifest", LATE_BYTES)
     epoch = time.monotonic_ns() + seconds_ns(LEAD_S)
     before, wall, after = _native.clock_pair()
-    run.manifest |= {
+    firing, cancelled = _begin_fault(run, epoch)
+    under_way = run.manifest | {
         "state": "running",
         "epoch_monotonic_ns": epoch,
         "epoch_wall_ns": wall + epoch - (before + after) // 2,
         "slabs": [str(slab.path) for slab in run.workers.slabs],
+        "scheduler": _scheduler(run),
     }
-    run.manifest["scheduler"] = _scheduler(run)
-    firing, cancelled = _begin_fault(run, epoch)
-    run.directory.write_json(rundir.MANIFEST, run.manifest)
-    run.workers.begin(epoch)
-    assert run.observation is not None
-    run.observation.begin(epoch)
-    if firing is not None:
-        firing.start()
+    run.signals.hold()  # until `_watch` knows what to do about it
+    run.directory.write_json(rundir.MANIFEST, under_way)
+    run.manifest = under_way
     try:
+        run.workers.begin(epoch)
+        assert run.observation is not None
+        run.observation.begin(epoch)
+        if firing is not None:
+            firing.start()
         _watch(run, clocks, epoch)
     finally:
         cancelled.set()
-        if firing is not None and run.injection is not None:
-            if run.interrupted:
-                run.injection.hasten()
-            firing.join()
+        _end_fault(run, firing)
+        run.threads.give_back()
         clocks.append(_native.clock_pair())
         clocks.close()
         run.clocks = clocks.lines  # the file may lack lines: a full disk
@@ -336,12 +346,30 @@ def _begin_fault(run: _Run, epoch: int) -> tuple[threading.Thread | None, thread
     return threading.Thread(target=run.injection.fire, args=(cancelled,)), cancelled
 
 
+def _end_fault(run: _Run, firing: threading.Thread | None) -> None:
+    """The fault's thread has ended, and the clock is sampled once more, still real-time."""
+    if run.injection is None:
+        return
+    if run.interrupted:
+        run.injection.hasten()
+    try:
+        if firing is not None and firing.is_alive():
+            firing.join()
+        run.injection.sample_after()
+    except KeyboardInterrupt:
+        if run.interrupted:
+            raise
+        run.interrupted = True
+        _end_fault(run, firing)
+
+
 def _watch(run: _Run, clocks: rundir.Journal, epoch: int) -> None:
     """Until the last worker has ended; the first interruption ends the schedule."""
     assert run.workers is not None
     next_pair = time.monotonic()
     while True:
         try:
+            run.signals.let_go()
             while run.workers.running():
                 if time.monotonic() >= next_pair:
                     run.threads.take()
@@ -383,9 +411,26 @@ def _release(run: _Run) -> None:
             run.manifest["canary_server"] = run.canary.stop()
         if run.observation is not None:
             run.manifest["metrics"] = run.observation.stop()
-        if run.injection is not None and run.manifest.get("state") == "running":
-            run.watcher.say("looking at the server's host")
-            run.injection.conclude()
+        if run.manifest.get("state") == "running":
+            if run.injection is not None:
+                _conclude(run, run.injection)
+            _keep_late(run)
+
+
+def _keep_late(run: _Run) -> None:
+    """What is known since the manifest was written, for `recover`, should the disk be full."""
+    if run.late is not None:
+        run.late.append({name: run.manifest.get(name) for name in LATE})
+        run.late.close()
+
+
+def _conclude(run: _Run, injection: Injection) -> None:
+    run.watcher.say("looking at the server's host")
+    try:
+        injection.conclude()
+    except KeyboardInterrupt:
+        run.interrupted = True
+        injection.cut_short()
 
 
 # ---------------------------------------------------------------- after the load

@@ -8,7 +8,6 @@ values through stats.summarise; predictions and headline see the tree as it is p
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from percentes_fast.analysis.summary import analyze as analyze_run
 from percentes_fast.analysis.tree import Summary, exact, plain
 from percentes_fast.analysis.windows import Seconds
 from percentes_fast.errors import DataError
-from percentes_fast.rundir import COLD_START, read_campaign, run_path
+from percentes_fast.rundir import read_campaign, read_cold_start, run_path
 from percentes_fast.schema import SCHEMA_VERSION
 
 SEGMENT_ENDS = {name: (start, end) for name, _, start, end in stages.SEGMENTS}
@@ -130,14 +129,8 @@ def analyze(path: Path) -> CampaignAnalysis:
         found.append((row(number, int(told["config"]["seed"]) + number, summary), summary))
     if not found:
         raise DataError(f"{path}: none of its {planned} runs has ended; go on with the campaign")
-    cold = _cold_start(path)
+    cold = stages.cold_start(read_cold_start(path))
     return CampaignAnalysis(_summary(told, found, dropped, cold), tuple(found))
-
-
-def _cold_start(path: Path) -> tuple[tuple[str, Seconds], ...]:
-    with contextlib.suppress(FileNotFoundError):
-        return stages.cold_start((path / COLD_START).read_text(errors="replace"))
-    return ()
 
 
 def row(number: int, seed: int, summary: Summary) -> RunRow:

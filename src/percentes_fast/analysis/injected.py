@@ -176,6 +176,8 @@ def notes(run: StoredRun, clock: ClockReport | None) -> Iterator[str]:
         yield f"clock samples ended early: {clock.lost}"
     if clock is not None and clock.step:
         yield f"the clock of {clock.host} (or this one's) stepped {clock.step}"
+    if fault.get("log_lost"):
+        yield f"the server's log was read to its end no more: {fault['log_lost']}"
     yield from _changed(fault.get("fingerprints") or {})
     if fault.get("after_error") and fault["fire"] is not None:
         yield f"after the fault: {fault['after_error']}"

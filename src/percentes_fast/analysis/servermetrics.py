@@ -8,9 +8,9 @@ the mean waiting queue of the baseline for gate G7.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -91,6 +91,18 @@ def baseline_waiting(frame: pd.DataFrame, baseline: Window) -> dict[str, Waiting
         mean = _mean(_totals(inside, "waiting"))
         found[str(name)] = Waiting(mean, _scrapes(inside), _scrapes(inside[failed]))
     return found
+
+
+def notes(told: Mapping[str, Any] | None) -> Iterator[str]:
+    """What the scraper said of itself that a reader must know. told: `metrics` of the manifest."""
+    if told is None:
+        return
+    if told.get("error"):
+        yield f"server metrics: {told['error']}"
+    if told.get("missed"):
+        yield f"server metrics: {told['missed']} scrapes were not made in their time"
+    if told.get("lost"):
+        yield f"server metrics: {told['lost']} scrapes were lost: the disk was full"
 
 
 def expected_scrapes(window: Window, every_ns: int) -> int:

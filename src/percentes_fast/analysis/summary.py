@@ -352,7 +352,11 @@ def _summary(
         valid=not reasons,
         partial=manifest["state"] == "partial",
         invalid_reasons=tuple(reasons),
-        notes=(*gating.notes(facts.config), *injected.notes(facts.run, clock)),
+        notes=(
+            *gating.notes(facts.config),
+            *injected.notes(facts.run, clock),
+            *servermetrics.notes(facts.run.manifest.get("metrics")),
+        ),
         counts=count(load),
         counts_by_kind={str(kind): count(rows) for kind, rows in facts.rows.groupby("kind")},
         outage_s=gone.outage_s if gone else None,
@@ -373,6 +377,7 @@ def _summary(
         container=facts.run.fault.get("container") if facts.run.fault else None,
         container_start_s=_span(parts, "container_start"),
         decomposition=parts,
+        cold_start=stages.cold_start(facts.run.cold_start),
         recovery=found,
         gates=gate_list,
         client=own,
@@ -422,8 +427,14 @@ def _observed(facts: _Facts, cuts: tuple[Window, ...]) -> gating.Observed:
         waiting=waiting,
         without_page=_without_page(facts.run.metrics),
         expected_scrapes=_expected_scrapes(baseline, facts.config),
-        metrics_asked=facts.run.manifest.get("metrics") is not None,
+        metrics_asked=_asked(facts.config),
     )
+
+
+def _asked(config: Mapping[str, Any]) -> bool:
+    """Did the configuration ask for metrics? A run that was cut off may know nothing else of it."""
+    urls = config["metrics"]["urls"]
+    return not config["target"]["hosted"] if urls is None else bool(urls)
 
 
 def _expected_scrapes(baseline: Window | None, config: Mapping[str, Any]) -> int:

@@ -157,6 +157,7 @@ class Summary:
     container: dict[str, Any] | None
     container_start_s: Seconds | None
     decomposition: Decomposition | None
+    cold_start: tuple[tuple[str, Seconds], ...]
     recovery: RecoveryReport | None
     gates: tuple[gating.Gate, ...]
     client: clients.ClientFigures

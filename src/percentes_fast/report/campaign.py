@@ -126,9 +126,7 @@ def _stages(summary: CampaignSummary) -> Iterator[str]:
         )
     sums = (sum(row.stages.values()) for row in rows)
     yield f"{'sum':32} " + " ".join(f"{value:9.3f}" for value in sums)
-    if summary.cold_start:
-        cold = ", ".join(f"{name} {value:.3f}" for name, value in summary.cold_start)
-        yield f"a cold start: {cold}"
+    yield from restart.cold_start(summary.cold_start)
 
 
 def _dropped(summary: CampaignSummary) -> Iterator[str]:

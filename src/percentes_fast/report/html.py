@@ -41,6 +41,7 @@ def render(summary: Summary, points: Points) -> str:
     """The page of a run."""
     parts = summary.decomposition
     bars = [Bar("this run", {s.name: s.s for s in parts.stages})] if parts else []
+    bars += _cold(summary)
     return _page(
         "report.html.j2",
         text.verdict(summary),
@@ -60,8 +61,7 @@ def render(summary: Summary, points: Points) -> str:
 def render_campaign(summary: CampaignSummary) -> str:
     """The page of a campaign."""
     bars = [Bar(row.directory, dict(row.stages)) for row in summary.runs]
-    if summary.cold_start:
-        bars.append(Bar("cold start", dict(summary.cold_start)))
+    bars += _cold(summary)
     return _page(
         "page.html.j2",
         campaign.verdict(summary),
@@ -78,6 +78,10 @@ def render_campaign(summary: CampaignSummary) -> str:
         predictions=summary.predictions,
         text=campaign.render(summary),
     )
+
+
+def _cold(summary: Summary | CampaignSummary) -> list[Bar]:
+    return [Bar("cold start", dict(summary.cold_start))] if summary.cold_start else []
 
 
 def _embedded(png: bytes | None) -> str | None:

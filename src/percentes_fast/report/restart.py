@@ -71,6 +71,12 @@ def container(summary: Summary) -> Iterator[str]:
         yield f"die event to start event {seconds(parts.die_to_start_s)} (the engine's own clock)"
 
 
+def cold_start(found: Sequence[tuple[str, float]]) -> Iterator[str]:
+    """Stages of a start without a kill, to compare with."""
+    if found:
+        yield "a cold start: " + ", ".join(f"{name} {value:.3f}" for name, value in found)
+
+
 def stages(parts: Decomposition | None) -> Iterator[str]:
     """Where the outage went, and what is not known of it."""
     if parts is None:

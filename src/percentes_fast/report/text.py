@@ -83,7 +83,10 @@ def render(summary: Summary) -> str:
     sections: tuple[Section, ...] = (
         ("What the clients saw", _clients(summary)),
         ("Outage", _outage(summary)),
-        ("Where the outage went", restart.stages(summary.decomposition)),
+        (
+            "Where the outage went",
+            (*restart.stages(summary.decomposition), *restart.cold_start(summary.cold_start)),
+        ),
         ("In flight at the kill", _in_flight(summary)),
         ("Predictions registered before the run", restart.predictions(summary.predictions)),
         ("Clocks", restart.clocks(summary)),
