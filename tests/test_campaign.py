@@ -292,8 +292,9 @@ def resume(sshd: Sshd, dockerd: Dockerd, base: Path) -> Resumed:
         config = place.write_config(timing=phases(recovery_s=1.6))
         again: dict[str, Any] = {"verb": "campaign", "config": config}
         running = place.start("--runs", "3", **again)
-        wait_second(place.out / "run-2", 0.5, running)
+        wait_second(place.out / "run-1", 0.5, running)
         busy = place.call("--runs", "3", **again)
+        wait_second(place.out / "run-2", 0.5, running)
         running.send_signal(signal.SIGINT)
         interrupted = ended(running)
         kept = records(place.out / "run-1")

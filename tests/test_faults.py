@@ -190,9 +190,12 @@ def family(*names: str) -> Iterator[int]:
 
 def test_descendants_are_found_at_any_depth_in_the_order_of_their_start() -> None:
     with family("api", "VLLM::EngineCore") as pid:
-        below = process.descendants(process.table(HERE), pid)
-        commands = [each.command.split()[0] for each in process.identities(HERE, below)]
-    assert sorted(commands) == ["VLLM::EngineCore", "api", "sleep", "sleep"]
+        commands: list[str] = []
+        deadline = time.monotonic() + 30
+        while sorted(commands) != ["VLLM::EngineCore", "api", "sleep", "sleep"]:
+            assert time.monotonic() < deadline, commands  # each is another's copy until its exec
+            below = process.descendants(process.table(HERE), pid)
+            commands = [each.command.split()[0] for each in process.identities(HERE, below)]
     assert commands.index("api") < commands.index("VLLM::EngineCore")
     assert [each.start_ticks for each in below] == sorted(each.start_ticks for each in below)
 

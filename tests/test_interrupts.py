@@ -16,7 +16,7 @@ import pytest
 from percentes_fast.config import Config
 from percentes_fast.interrupts import Interrupts
 from percentes_fast.live import LiveLine
-from whole_run import is_running, report, run_seconds, start, wait_for
+from whole_run import call, is_running, manifest, report, run_seconds, start, wait_for
 
 SHORT = """
 load: {rate: 20, prompt_tokens: 8, max_tokens: 8, timeout_s: 1}
@@ -141,3 +141,19 @@ def test_an_interruption_at_the_very_start_is_told_as_partial(tmp_path: Path) ->
     wait_for(lambda: is_running(out))
     running.send_signal(signal.SIGTERM)
     interrupted(running, out)
+
+
+@pytest.mark.slow
+def test_an_interruption_while_the_records_are_written_loses_none(tmp_path: Path) -> None:
+    """They are written to the end, or were already; the report can be made afterwards."""
+    (tmp_path / "short.yaml").write_text(SHORT)
+    out = tmp_path / "run"
+    running = start("run", "--config", "short.yaml", "--out", "run", cwd=tmp_path)
+    wait_for((out / "requests.parquet").exists)
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130, stderr
+    assert manifest(out)["state"] == "complete"
+    assert not list(out.glob("*.journal"))
+    assert call("analyze", str(out), cwd=tmp_path).returncode in (0, 2)
+    assert not report(out)["partial"]

@@ -39,6 +39,7 @@ from percentes_fast.servers.supervisor import Supervised
 if TYPE_CHECKING:
     from percentes_fast.engine import buffers
 
+PREPARING = "preparing"  # nothing was sent yet
 LEAD_S = 0.5  # between "all workers ready" and the epoch
 TICK_S = 0.1
 SPARE_BYTES = 16 * 2**20
@@ -122,15 +123,22 @@ def measure(
             _measure(run, sorted(allowed))
             run.signals.hold()
             _store(run, label)
+            run.signals.let_go()
     except BaseException as exc:
-        if run.manifest.get("state") != "running":
+        if run.manifest.get("state", PREPARING) == PREPARING:
             shutil.rmtree(out) if not existed else _empty(out)
         elif isinstance(exc, KeyboardInterrupt):
-            raise InterruptedRunError(
-                f"interrupted; `percentes-fast recover {out}` stores what was measured"
-            ) from exc
+            raise InterruptedRunError(_what_is_left(run)) from exc
         raise
     return directory
+
+
+def _what_is_left(run: _Run) -> str:
+    """After an interruption that ended the program, in one line."""
+    out = run.directory.path
+    if run.manifest["state"] == "running":
+        return f"interrupted; `percentes-fast recover {out}` stores what was measured"
+    return f"interrupted; all is stored: `percentes-fast analyze {out}` writes the report"
 
 
 def _measure(run: _Run, allowed: Sequence[int]) -> None:
@@ -219,7 +227,7 @@ def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
         clock_source = None
     return {
         "schema_version": SCHEMA_VERSION,
-        "state": "preparing",
+        "state": PREPARING,
         "instrument_version": percentes_fast.__version__,
         "instrument_commit": percentes_fast.commit(),
         "run_id": run.run_id,
