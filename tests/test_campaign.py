@@ -38,6 +38,7 @@ from remote_run import (
     published,
     served,
     together,
+    wait_evidence,
     wait_second,
 )
 from whole_run import WITHOUT_CORE, call, manifest, only_timing_faults, report
@@ -272,7 +273,7 @@ def test_the_published_form_agrees_with_its_audit(finished: Campaign, tmp_path: 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A campaign that was interrupted under load of its second run, and went on."""
+    """A campaign that was interrupted after the kill of its second run, and went on."""
 
     place: Place
     busy: Done  # the same command while the first one ran
@@ -294,7 +295,7 @@ def resume(sshd: Sshd, dockerd: Dockerd, base: Path) -> Resumed:
         running = place.start("--runs", "3", **again)
         wait_second(place.out / "run-1", 0.5, running)
         busy = place.call("--runs", "3", **again)
-        wait_second(place.out / "run-2", 0.5, running)
+        wait_evidence(place.out / "run-2", running)
         running.send_signal(signal.SIGINT)
         interrupted = ended(running)
         kept = records(place.out / "run-1")
@@ -366,6 +367,21 @@ def test_the_same_command_goes_on(resumed: Resumed) -> None:
     assert len({*ids, report(out / dropped["directory"])["run_id"]}) == 4
     said = [line for line in resumed.done.stderr.splitlines() if line.startswith("run-")]
     assert [line.split(":")[0] for line in said] == ["run-2", "run-3"]
+
+
+def test_audit_knows_of_the_kill_between_the_runs(resumed: Resumed, tmp_path: Path) -> None:
+    """Of the attempt that is not in the file: without the gate that says so two figures differ."""
+    said = call("report", str(resumed.place.out), "--format", "percentes", cwd=tmp_path)
+    document = json.loads(said.stdout)
+    boxes = [run["container"] for run in document["campaign"]["per_run"]]
+    assert [box["before"]["restart_count"] for box in boxes] == [0, 2, 3]
+    gates = document["validity_gates"][1]["gates"]
+    assert gates[-1]["detail"].startswith("since run-1: run-2-interrupted-1: ")
+    for differing in (0, 2):
+        (tmp_path / "told.json").write_text(json.dumps(document))
+        audited = call("audit", "told.json", cwd=tmp_path)
+        assert f", {differing} differ, " in audited.stdout.splitlines()[-1]
+        gates[-1:] = []
 
 
 def test_another_configuration_is_refused(resumed: Resumed) -> None:

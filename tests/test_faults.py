@@ -183,19 +183,25 @@ def family(*names: str) -> Iterator[int]:
         assert started.stdout is not None
         try:
             started.stdout.readline()
+            deadline = time.monotonic() + 30
+            while commands_below(started.pid).count("sleep") != len(names):
+                assert time.monotonic() < deadline  # each is its parent's copy until its exec
             yield started.pid
         finally:
             os.killpg(started.pid, signal.SIGKILL)
 
 
+def commands_below(pid: int) -> list[str]:
+    """The first word of each descendant's command line, in the order of their start."""
+    below = process.descendants(process.table(HERE), pid)
+    return [each.command.split()[0] for each in process.identities(HERE, below)]
+
+
 def test_descendants_are_found_at_any_depth_in_the_order_of_their_start() -> None:
     with family("api", "VLLM::EngineCore") as pid:
-        commands: list[str] = []
-        deadline = time.monotonic() + 30
-        while sorted(commands) != ["VLLM::EngineCore", "api", "sleep", "sleep"]:
-            assert time.monotonic() < deadline, commands  # each is another's copy until its exec
-            below = process.descendants(process.table(HERE), pid)
-            commands = [each.command.split()[0] for each in process.identities(HERE, below)]
+        below = process.descendants(process.table(HERE), pid)
+        commands = commands_below(pid)
+    assert sorted(commands) == ["VLLM::EngineCore", "api", "sleep", "sleep"]
     assert commands.index("api") < commands.index("VLLM::EngineCore")
     assert [each.start_ticks for each in below] == sorted(each.start_ticks for each in below)
 

@@ -111,7 +111,7 @@ def test_every_line_once_in_order_with_a_stamp_of_its_time(host: Host, tmp_path:
     assert first < times[0] <= times[-1] < last
     assert all(at - 1000 <= stamp for (at, _), stamp in zip(written, times, strict=True))
     assert tail.lost is None
-    assert readers(log) == []
+    poll("the end of the readers", lambda: readers(log) == [], WAIT_S)
 
 
 def test_what_is_in_a_line_is_kept(host: Host, tmp_path: Path) -> None:

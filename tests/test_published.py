@@ -20,11 +20,8 @@ from percentes_fast.analysis import audit, published
 from percentes_fast.analysis.audit_checks import BETWEEN
 from percentes_fast.errors import DataError
 from percentes_fast.rundir import CAMPAIGN
-from real_hosts import Dockerd, Sshd
-from remote_run import ended, served, wait_evidence
 from remote_story import OFFSET, SIGNAL, campaign, remote
 from run_builder import EPOCH_WALL, Run, S, story, the_fault
-from whole_run import call
 
 PUBLISHED = Path(__file__).resolve().parent / "data" / "golden" / "campaign-2026-10-02.json"
 
@@ -282,32 +279,6 @@ def test_a_run_that_could_not_start_lies_between(tmp_path: Path) -> None:
         None,
         "since run-1: run 2: could not start: --container vllm: is not running",
     ]
-
-
-@pytest.mark.slow
-def test_a_campaign_cut_off_after_a_kill_and_resumed_passes_its_audit(
-    sshd: Sshd, dockerd: Dockerd, tmp_path: Path
-) -> None:
-    """Real kills: of run 1, of run 2, which is then cut off, and of run 2 done again."""
-    with served(sshd, dockerd, tmp_path / "cutoff") as place:
-        again: dict[str, Any] = {"verb": "campaign", "config": place.write_config()}
-        running = place.start("--runs", "2", **again)
-        wait_evidence(place.out / "run-2", running)
-        running.kill()
-        ended(running)
-        done = place.call("--runs", "2", **again)
-        assert done.returncode in (0, 2), done.stderr
-        said = call("report", str(place.out), "--format", "percentes", cwd=tmp_path)
-    document = json.loads(said.stdout)
-    one, two = (run["container"] for run in document["campaign"]["per_run"])
-    assert [box["before"]["restart_count"] for box in (one, two)] == [0, 2]
-    assert two["before"]["pid"] != one["after"]["pid"]
-    (tmp_path / "told.json").write_text(said.stdout)
-    audited_again = call("audit", "told.json", cwd=tmp_path)
-    assert audited_again.returncode == 0, audited_again.stdout[-3000:]
-    gates = document["validity_gates"][1]["gates"]
-    assert gates.pop()["detail"].startswith("since run-1: run-2-interrupted-1: ")
-    assert differing(audited(document, tmp_path)) == left_as(1)
 
 
 # ---------------------------------------------------------------- runs without a place
