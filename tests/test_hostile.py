@@ -110,6 +110,7 @@ def test_endless_stream(tmp_path: Path, engine: str, events: int) -> None:
     assert ran.first_token_ns < ran.last_token_ns <= ran.ended_ns
 
 
+@pytest.mark.alone
 def test_endless_stream_does_not_hold_up_another_row(tmp_path: Path, engine: str) -> None:
     """Rows of other connections go out, and end, while four streams flood."""
     rows = [*[Row()] * 4, *[Row(0.1 + i / 100, target=1) for i in range(30)]]
