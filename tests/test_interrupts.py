@@ -152,7 +152,8 @@ def test_an_interruption_while_the_records_are_written_loses_none(tmp_path: Path
     wait_for((out / "requests.parquet").exists)
     running.send_signal(signal.SIGINT)
     _, stderr = running.communicate(timeout=60)
-    assert running.returncode == 130, stderr
+    # CPython ends by the signal where the interrupt met code under exec; a shell says 130 as well
+    assert running.returncode in (130, -signal.SIGINT), stderr
     assert manifest(out)["state"] == "complete"
     assert not list(out.glob("*.journal"))
     assert call("analyze", str(out), cwd=tmp_path).returncode in (0, 2)

@@ -261,11 +261,17 @@ def _canary(streams: pd.DataFrame, tokens: pd.DataFrame, known: Mapping[str, Any
     )
 
 
+PATH = [
+    *("index", "kind", "outcome", "intended_ns", "ttft_ns"),
+    *("first_token_ns", "first_token_kernel_ns", "first_token_shared_read"),
+]
+
+
 def receive_path(
     window: Window, requests: pd.DataFrame, tokens: pd.DataFrame, canary: Mapping[str, Any]
 ) -> ReceivePath:
     """Receive path of one window. requests: judged rows of all kinds; canary: its configuration."""
-    inside = requests[window.rows(requests["intended_ns"].to_numpy(np.int64))]
+    inside = requests.loc[:, PATH][window.rows(requests["intended_ns"].to_numpy(np.int64))]
     load = inside[(inside["kind"] == "load") & (inside["outcome"] == "completed")]
     ttft = load["ttft_ns"].dropna().to_numpy(np.int64)
     streams = inside[(inside["kind"] == "canary") & (inside["outcome"] != "cut")]

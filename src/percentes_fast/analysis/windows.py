@@ -257,9 +257,10 @@ def _tokens(done: pd.DataFrame) -> float | None:
     return None if bool(tokens.isna().any()) else float(tokens.sum())
 
 
-def _grid(frame: pd.DataFrame) -> tuple[GoodputCell, ...]:
+def _grid(done: pd.DataFrame, judged: int) -> tuple[GoodputCell, ...]:
+    """Of the completed rows of a window, over all that count in it."""
     return tuple(
-        GoodputCell(ttft, e2e, goodput(frame, ttft * MS, e2e * MS))
+        GoodputCell(ttft, e2e, share(float(good(done, ttft * MS, e2e * MS).sum()), judged))
         for ttft in GRID_TTFT_MS
         for e2e in GRID_E2E_MS
     )
@@ -278,7 +279,7 @@ def report_window(
     counts = count(frame)
     length = (window.end_ns - window.start_ns) / SECOND
     done = frame[frame["outcome"] == "completed"]
-    passed = int(good(frame, ttft_ns, e2e_ns).sum())
+    passed = int(good(done, ttft_ns, e2e_ns).sum())
     tokens_done = _tokens(done)
     by_class = counts.errored_by_class.items()
     return WindowReport(
@@ -296,7 +297,7 @@ def report_window(
         gaps_s=gaps(frame, tokens),
         goodput=share(passed, _judged(counts)),
         goodput_per_s=share(passed, length),
-        goodput_grid=_grid(frame),
+        goodput_grid=_grid(done, _judged(counts)),
     )
 
 
