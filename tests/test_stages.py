@@ -23,7 +23,8 @@ from percentes_fast.analysis import clockfit, stages
 from percentes_fast.analysis.golden import MARKS, rfc3339_ns
 from percentes_fast.analysis.kill import HostClock
 from percentes_fast.analysis.published import rfc3339
-from percentes_fast.analysis.stages import Boundary, Decomposition, Moments, decompose
+from percentes_fast.analysis.restarts import Boundary, Moments
+from percentes_fast.analysis.stages import Decomposition, decompose
 from percentes_fast.analysis.summary import analyze
 from percentes_fast.report import text as page
 from percentes_fast.rundir import read_log

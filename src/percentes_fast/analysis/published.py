@@ -25,7 +25,8 @@ from percentes_fast.analysis.inflight import Kill
 from percentes_fast.analysis.injected import container_faults, why_not
 from percentes_fast.analysis.kill import HostClock, find, host_clock
 from percentes_fast.analysis.outcomes import judged
-from percentes_fast.analysis.stages import Boundary, Decomposition
+from percentes_fast.analysis.restarts import Boundary
+from percentes_fast.analysis.stages import Decomposition
 from percentes_fast.analysis.stats import RunStats
 from percentes_fast.analysis.summary import analyze
 from percentes_fast.analysis.tree import Summary

@@ -3,28 +3,23 @@
 Never: invents a boundary. One that was not printed, or was printed out of order, is null with the
 reason, and the stage of its neighbours spans it and says so. Only lines after the fire count, and
 of several restarts only those of the one that served.
-Plan: `_stamped` puts every log line on the run's clock; `_restart` finds the start that served; the
-family's patterns find the boundaries in its lines; `_stages` lays the known marks end to end;
+Plan: `_stamped` puts every log line on the run's clock; `restarts` finds the start that served;
+the family's patterns find the boundaries in its lines; `_stages` lays the known marks end to end;
 `_segments` are the published spans between them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from percentes_fast.analysis import clockfit, logpatterns
+from percentes_fast.analysis import logpatterns, restarts
 from percentes_fast.analysis.golden import MARKS, rfc3339_ns
 from percentes_fast.analysis.kill import HostClock
 from percentes_fast.analysis.windows import Seconds
 from percentes_fast.rundir import TORN, StoredRun
 
-START = "container_start"  # of a supervised command too
-UNSUPERVISED = "no container, and no supervisor that started the server again"
 # published name: (source, from, to)
 SEGMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("container_start", "api", "kill", "container_start"),
@@ -40,27 +35,6 @@ SEGMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("traffic_restored", "probe", "kill", "traffic_restored"),
     ("goodput_restored", "client", "kill", "goodput_restored"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """One moment of the restart, in seconds after the fire; where it comes from, or why it is not.
-
-    lo_s, hi_s: what all clock samples prove of it; None where its clock is not known. line counts
-    from 1 in server.log.
-    """
-
-    key: str
-    at_s: Seconds | None
-    lo_s: Seconds | None
-    hi_s: Seconds | None
-    source: str
-    line: int | None
-    text: str | None
-    figures: dict[str, float]
-    reason: str | None
-    at_ns: int | None  # run time
-    stamp_ns: int | None  # as its reader stamped it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,46 +76,17 @@ class Decomposition:
     stages: tuple[Stage, ...]
     reason: str | None
     segments: tuple[Segment, ...]
-    boundaries: tuple[Boundary, ...]
+    boundaries: tuple[restarts.Boundary, ...]
     log_figures: dict[str, float]
     die_to_start_s: Seconds | None
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """What else is known of the restart, in ns of run time; None: it was not seen."""
-
-    fire_ns: int
-    ready_ns: int | None
-    traffic_ns: int | None
-    restored_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    number: int
-    at_ns: int
-    stamp_ns: int
-    mark: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Restart:
-    """The start that counts, or why there is none; its log lines lie in [begin, end)."""
-
-    start: Boundary
-    begin_ns: int
-    end_ns: int | None  # the next start; None: there was none
-    notes: tuple[str, ...] = ()
-
-
-def decompose(run: StoredRun, moments: Moments, host: HostClock | None) -> Decomposition:
+def decompose(run: StoredRun, moments: restarts.Moments, host: HostClock | None) -> Decomposition:
     """The restart of a stored run whose fault was done."""
     lines = list(_stamped(run, host))
     after = [line for line in lines if line.at_ns >= moments.fire_ns]
     family = _family(run, lines)
-    restart = _restart(run, after, moments, host)
+    restart = restarts.restart(run, after, moments, host)
     matches, beside = _matches(family, after, restart)
     found = _known(moments, restart.start)
     found |= beside | _log_boundaries(matches, after, moments, host)
@@ -158,25 +103,25 @@ def decompose(run: StoredRun, moments: Moments, host: HostClock | None) -> Decom
         segments=tuple(_segments(boundaries)),
         boundaries=tuple(boundaries.values()),
         log_figures=figures,
-        die_to_start_s=Seconds.maybe(_die_to_start(run.fault)),
+        die_to_start_s=Seconds.maybe(restarts.die_to_start(run.fault)),
     )
 
 
 # ---------------------------------------------------------------- the log
 
 
-def _stamped(run: StoredRun, host: HostClock | None) -> Iterator[_Line]:
+def _stamped(run: StoredRun, host: HostClock | None) -> Iterator[restarts.Line]:
     epoch = int(run.manifest["epoch_monotonic_ns"])
     for number, (stamp, mark, text) in enumerate(run.log, 1):
         if mark == TORN:
             continue
         if mark != "d":
-            yield _Line(number, stamp - epoch, stamp, mark, text)
+            yield restarts.Line(number, stamp - epoch, stamp, mark, text)
         elif host is not None:
-            yield _Line(number, stamp - host.arm.offset_ns, stamp, mark, text)
+            yield restarts.Line(number, stamp - host.arm.offset_ns, stamp, mark, text)
 
 
-def _family(run: StoredRun, lines: list[_Line]) -> logpatterns.Family | None:
+def _family(run: StoredRun, lines: list[restarts.Line]) -> logpatterns.Family | None:
     name = run.manifest["config"].get("log", {}).get("family", "auto")
     if name != "auto":
         return logpatterns.by_name(name)
@@ -190,14 +135,16 @@ def _family_notes(run: StoredRun, family: logpatterns.Family | None) -> Iterator
     elif family.assumed:
         told = "its version was not told" if family.version is None else f"it says {family.version}"
         yield f"{told}; the patterns of {family.family} {family.versions} are assumed"
-    torn = sum(mark == TORN or (mark == "s" and not _event(text)) for _, mark, text in run.log)
+    torn = sum(
+        mark == TORN or (mark == "s" and not restarts.event(text)) for _, mark, text in run.log
+    )
     if torn:
         yield f"lines of server.log that were cut, as a full disk does, and do not count: {torn}"
 
 
 def _matches(
-    family: logpatterns.Family | None, after: list[_Line], restart: _Restart
-) -> tuple[dict[str, logpatterns.Match], dict[str, Boundary]]:
+    family: logpatterns.Family | None, after: list[restarts.Line], restart: restarts.Restart
+) -> tuple[dict[str, logpatterns.Match], dict[str, restarts.Boundary]]:
     """In the lines of the start that counts; null boundaries of lines that other starts printed."""
     if family is None:
         return {}, {}
@@ -212,16 +159,16 @@ def _matches(
     for key, match in logpatterns.match(family, others).items():
         where = "before container_start" if match.stamp_ns < begin else "after the next start"
         why = f"line {match.line} lies {where}: out of order"
-        beside[key] = _absent(key, "log", why)
+        beside[key] = restarts.absent(key, "log", why)
     return logpatterns.match(family, own), beside
 
 
 def _log_boundaries(
     matches: Mapping[str, logpatterns.Match],
-    after: list[_Line],
-    moments: Moments,
+    after: list[restarts.Line],
+    moments: restarts.Moments,
     host: HostClock | None,
-) -> dict[str, Boundary]:
+) -> dict[str, restarts.Boundary]:
     by_number = {line.number: line for line in after}
     return {
         key: _of_line(by_number[match.line], match, moments.fire_ns, host)
@@ -230,152 +177,20 @@ def _log_boundaries(
 
 
 def _of_line(
-    line: _Line, match: logpatterns.Match, fire_ns: int, host: HostClock | None
-) -> Boundary:
-    sure = (line.at_ns, line.at_ns) if line.mark != "d" else _bounds(line.stamp_ns, host)
-    return _boundary(match.key, line.at_ns, sure, fire_ns, "log", line=line, figures=match.figures)
-
-
-def _bounds(stamp_ns: int, host: HostClock | None) -> clockfit.Bounds | None:
-    return None if host is None else clockfit.foreign(host.clock, stamp_ns, host.arm)
-
-
-def _boundary(
-    key: str,
-    at_ns: int,
-    sure: clockfit.Bounds | None,
-    fire_ns: int,
-    source: str,
-    *,
-    line: _Line | None = None,
-    figures: Mapping[str, float] | None = None,
-    stamp_ns: int | None = None,
-) -> Boundary:
-    return Boundary(
-        key=key,
-        at_s=Seconds.of(at_ns - fire_ns),
-        lo_s=None if sure is None else Seconds.of(sure[0] - fire_ns),
-        hi_s=None if sure is None else Seconds.of(sure[1] - fire_ns),
-        source=source,
-        line=line.number if line else None,
-        text=line.text.rstrip("\r") if line else None,
-        figures=dict(figures or {}),
-        reason=None,
-        at_ns=at_ns,
-        stamp_ns=line.stamp_ns if line else stamp_ns,
+    line: restarts.Line, match: logpatterns.Match, fire_ns: int, host: HostClock | None
+) -> restarts.Boundary:
+    sure = (line.at_ns, line.at_ns) if line.mark != "d" else restarts.bounds(line.stamp_ns, host)
+    return restarts.boundary(
+        match.key, line.at_ns, sure, fire_ns, "log", line=line, figures=match.figures
     )
-
-
-def _absent(key: str, source: str, reason: str) -> Boundary:
-    return Boundary(key, None, None, None, source, None, None, {}, reason, None, None)
 
 
 # ---------------------------------------------------------------- container, supervisor, probes
 
 
-def _restart(
-    run: StoredRun, after: list[_Line], moments: Moments, host: HostClock | None
-) -> _Restart:
-    """The start that served again: the last one that does not lie after replica-ready.
-
-    Where none does, or nothing was seen ready: what the container, or the first start, says.
-    """
-    found = run.fault.get("container") if run.fault else None
-    if found is None:
-        starts = _supervised(after, moments.fire_ns)
-        told = starts[0] if starts else _absent(START, "api", UNSUPERVISED)
-    else:
-        starts = _container_starts(found, moments.fire_ns, host)
-        told = _container_start(found["after"], moments.fire_ns, host)
-    ready = moments.ready_ns
-    if ready is None:
-        return _Restart(told, moments.fire_ns, None)
-    served = [each for each in starts if _at(each) <= ready]
-    later = [_at(each) for each in starts[len(served) :]]
-    end = later[0] if later else None
-    if not served:
-        return _Restart(told, moments.fire_ns, end)
-    notes = []
-    restarts = len(served) if found is None else _restarts(found, len(served))
-    if restarts > 1:
-        notes.append(f"{restarts} restarts before it served: the last of them counts")
-    if found is not None and served[-1].stamp_ns != told.stamp_ns:
-        notes.append("timed by its start event, which came after the start itself")
-    return _Restart(served[-1], _at(served[-1]), end, tuple(notes))
-
-
-def _at(start: Boundary) -> int:
-    assert start.at_ns is not None
-    return start.at_ns
-
-
-def _supervised(after: list[_Line], fire_ns: int) -> list[Boundary]:
-    """Every start after the fire, in the order of time."""
-    events = ((line.at_ns, _event(line.text)) for line in after if line.mark == "s")
-    told = sorted(at for at, event in events if event.get("event") == "started")
-    return [_boundary(START, at, (at, at), fire_ns, "supervisor") for at in told]
-
-
-def _event(text: str) -> dict[str, Any]:
-    """What the supervisor told; empty where a full disk cut the line."""
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(text), dict):
-            return found
-    return {}
-
-
-def _container_start(
-    state: Mapping[str, Any] | None, fire_ns: int, host: HostClock | None
-) -> Boundary:
-    """Its last start, by its state after the load."""
-    if state is None:
-        return _absent(START, "api", "the container was not looked at after the load")
-    stamp = rfc3339_ns(state["started_at"], whole=True)
-    if stamp is None or host is None:
-        return _absent(START, "api", "its start has no time that the clocks can place")
-    if stamp - host.arm.offset_ns < fire_ns:
-        return _absent(START, "api", "the container was not restarted")
-    return _at_start(stamp, fire_ns, host)
-
-
-def _at_start(stamp: int, fire_ns: int, host: HostClock) -> Boundary:
-    at = stamp - host.arm.offset_ns
-    return _boundary(START, at, _bounds(stamp, host), fire_ns, "api", stamp_ns=stamp)
-
-
-def _container_starts(
-    found: Mapping[str, Any], fire_ns: int, host: HostClock | None
-) -> list[Boundary]:
-    """Every start after the fire, by the stored events; the last has its own time.
-
-    The engine tells of a start after it: 0.25 to 0.28 s in the published runs.
-    """
-    if host is None:
-        return []
-    events = found.get("events") or []
-    told = {int(one["at_remote_wall_ns"]) for one in events if one["action"] == "start"}
-    state = found["after"]
-    last = rfc3339_ns(state["started_at"], whole=True) if state else None
-    if last is not None:
-        told -= set(sorted(at for at in told if at >= last)[:1])
-        told.add(last)
-    return [
-        _at_start(stamp, fire_ns, host)
-        for stamp in sorted(told)
-        if stamp - host.arm.offset_ns >= fire_ns
-    ]
-
-
-def _restarts(found: Mapping[str, Any], seen: int) -> int:
-    """How many there were; the engine's own count where its events are not known."""
-    if found.get("events") is not None or found["after"] is None:
-        return seen
-    return int(found["after"]["restart_count"]) - int(found["before"]["restart_count"])
-
-
-def _known(moments: Moments, restarted: Boundary) -> dict[str, Boundary]:
+def _known(moments: restarts.Moments, restarted: restarts.Boundary) -> dict[str, restarts.Boundary]:
     """Boundaries that no log line gives."""
-    found = {START: restarted}
+    found = {restarts.START: restarted}
     for key, source, at, why in (
         ("kill", "fire", moments.fire_ns, ""),
         ("replica_ready", "probe", moments.ready_ns, "no probe failed and then succeeded"),
@@ -383,42 +198,30 @@ def _known(moments: Moments, restarted: Boundary) -> dict[str, Boundary]:
         ("goodput_restored", "client", moments.restored_ns, "goodput was not restored"),
     ):
         if at is None:
-            found[key] = _absent(key, source, why)
+            found[key] = restarts.absent(key, source, why)
         else:
-            found[key] = _boundary(key, at, (at, at), moments.fire_ns, source)
+            found[key] = restarts.boundary(key, at, (at, at), moments.fire_ns, source)
     return found
-
-
-def _die_to_start(fault: Mapping[str, Any] | None) -> int | None:
-    """From the first die event to the next start event, by the container engine's own clock."""
-    found = (fault or {}).get("container") or {}
-    died: int | None = None
-    for event in found.get("events") or []:
-        if event["action"] == "die" and died is None:
-            died = int(event["at_remote_wall_ns"])
-        elif event["action"] == "start" and died is not None:
-            return int(event["at_remote_wall_ns"]) - died
-    return None
 
 
 # ---------------------------------------------------------------- end to end
 
 
-def _ordered(found: dict[str, Boundary]) -> tuple[list[str], dict[str, Boundary]]:
+def _ordered(found: dict[str, restarts.Boundary]) -> tuple[list[str], dict[str, restarts.Boundary]]:
     """Marks that are known and in order; all boundaries, those out of order with the reason."""
     boundaries = dict(found)
     ready = found["replica_ready"].at_ns
     marks: list[str] = []
     latest: int | None = None
     for key in MARKS:
-        one = boundaries.setdefault(key, _absent(key, "log", "no such line after the fire"))
+        one = boundaries.setdefault(key, restarts.absent(key, "log", "no such line after the fire"))
         if one.at_ns is None:
             continue
         late = ready is not None and one.at_ns > ready
         if late or (latest is not None and one.at_ns < latest):
             where = "after replica_ready" if late else f"before {marks[-1]}"
             why = f"lies {where}: out of order"
-            boundaries[key] = Boundary(
+            boundaries[key] = restarts.Boundary(
                 *(key, None, None, None, one.source, one.line, one.text, one.figures),
                 *(why, None, one.stamp_ns),
             )
@@ -429,18 +232,18 @@ def _ordered(found: dict[str, Boundary]) -> tuple[list[str], dict[str, Boundary]
 
 
 def _stages(
-    marks: Sequence[str], boundaries: Mapping[str, Boundary], restart: _Restart
+    marks: Sequence[str], boundaries: Mapping[str, restarts.Boundary], restart: restarts.Restart
 ) -> Iterator[Stage]:
     for start, end in pairwise(marks):
         first, last = boundaries[start].at_ns, boundaries[end].at_ns
         assert first is not None and last is not None
         spans = MARKS[MARKS.index(start) + 1 : MARKS.index(end)]
         notes = [f"{key} is not known: {boundaries[key].reason}" for key in spans]
-        notes += restart.notes if end == START else ()
+        notes += restart.notes if end == restarts.START else ()
         yield Stage(f"{start}..{end}", Seconds.of(last - first), spans, "; ".join(notes) or None)
 
 
-def _segments(boundaries: Mapping[str, Boundary]) -> Iterator[Segment]:
+def _segments(boundaries: Mapping[str, restarts.Boundary]) -> Iterator[Segment]:
     for name, source, start, end in SEGMENTS:
         first, last = boundaries.get(start), boundaries.get(end)
         if first is None or last is None or first.at_ns is None or last.at_ns is None:

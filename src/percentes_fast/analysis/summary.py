@@ -25,6 +25,7 @@ from percentes_fast.analysis import (
     outage,
     predictions,
     recovery,
+    restarts,
     servermetrics,
     stages,
     windows,
@@ -399,7 +400,7 @@ def _summary(
 def _decomposition(facts: _Facts, gone: outage.Outage | None) -> stages.Decomposition | None:
     if facts.kill is None or gone is None:
         return None
-    moments = stages.Moments(
+    moments = restarts.Moments(
         fire_ns=facts.kill.fire_ns,
         ready_ns=gone.first_served_token.at_ns,
         traffic_ns=gone.traffic_restored.at_ns if gone.traffic_restored else None,
