@@ -357,6 +357,12 @@ def test_what_a_reader_must_know() -> None:
     ]
 
 
+def test_a_late_fault_is_told() -> None:
+    made = run(planned_ns=BEFORE - 2_320 * MS)
+    found = list(notes(made, None))
+    assert found == ["the fault came 2.320 s after its plan, from which windows count"]
+
+
 def test_nothing_special_needs_no_note() -> None:
     made = run(how={"by": "pidfd", "race": None}, after_error=None)
     assert list(notes(made, clock_report(made, KILL, clock(OFFSET)))) == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,25 @@ def test_a_run_that_could_not_start_lies_between(tmp_path: Path) -> None:
         None,
         "since run-1: run 2: could not start: --container vllm: is not running",
     ]
+
+
+def test_a_kill_long_after_its_plan_says_from_when_recovery_counts(tmp_path: Path) -> None:
+    """By hand: planned 3 s before the kill of 10 s, so the plan is what recovery counts from."""
+    late = remote(0)
+    assert late.fault is not None
+    late.fault["planned_ns"] -= 3 * S
+    document = published.document(campaign(tmp_path / "c", [late]))
+    gates = document["validity_gates"][0]["gates"]
+    assert gates[-1]["id"] == "late"
+    assert re.fullmatch(r"fired 3\.\d{3} s after its plan, .*", gates[-1]["detail"])
+    assert differing(audited(document, tmp_path)) == []
+    gates.pop()
+    assert differing(audited(document, tmp_path)) == [
+        "campaign.per_run[0].ttr_pre_fault_s",
+        "campaign.per_run[0].receive_path.outage.client_ttft_count",
+    ]
+    on_time = published.document(campaign(tmp_path / "d", [remote(0)]))
+    assert "late" not in {gate["id"] for gate in on_time["validity_gates"][0]["gates"]}
 
 
 # ---------------------------------------------------------------- runs without a place

@@ -23,7 +23,7 @@ from percentes_fast.analysis.audit_campaign import (
     verdicts,
 )
 from percentes_fast.analysis.audit_checks import Check, Figure, run_checks
-from percentes_fast.analysis.golden import Node, RunTimeline, is_chained, load, timeline
+from percentes_fast.analysis.golden import Node, RunTimeline, is_chained, is_on_time, load, timeline
 
 __all__ = ["Audit", "Check", "Verdict", "audit_file", "render"]
 
@@ -82,7 +82,9 @@ def _all_runs(
 ) -> Iterator[Check]:
     previous: Node | None = None
     for run, gate, found in zip(runs, gates, timelines, strict=True):
-        yield from run_checks(run, found, previous, chained=is_chained(gate))
+        yield from run_checks(
+            run, found, previous, chained=is_chained(gate), on_time=is_on_time(gate)
+        )
         yield from gate_checks(run, gate)
         previous = run
 

@@ -25,6 +25,7 @@ from percentes_fast.errors import DataError
 
 SCHEMA_VERSION = 1
 NS_PER_S = 1_000_000_000
+LATE = "late"  # gate that does not apply to a run whose kill came after its plan
 CHAIN = "chain"  # gate that does not apply to a run before which something outside the file lies
 MARKS = (
     "kill",
@@ -331,8 +332,17 @@ def is_chained(gates: Node) -> bool:
 
     `gates` is the run's element of `validity_gates`.
     """
-    return not any(
-        gate.at("id").text() == CHAIN and not gate.at("applicable").flag()
+    return not _does_not_apply(gates, CHAIN)
+
+
+def is_on_time(gates: Node) -> bool:
+    """Say whether a run's kill came at its plan, as far as its gates say."""
+    return not _does_not_apply(gates, LATE)
+
+
+def _does_not_apply(gates: Node, name: str) -> bool:
+    return any(
+        gate.at("id").text() == name and not gate.at("applicable").flag()
         for gate in gates.at("gates").items()
     )
 

@@ -19,6 +19,7 @@ from percentes_fast.analysis.windows import SECOND, Seconds
 from percentes_fast.rundir import StoredRun
 
 OUTLIVED_NS = SECOND // 4
+LATE_NS = SECOND // 2
 
 
 def fault_report(run: StoredRun, kill: Kill | None) -> KillReport | None:
@@ -164,6 +165,11 @@ def notes(run: StoredRun, clock: ClockReport | None) -> Iterator[str]:
     race = (fault.get("how") or {}).get("race")
     if race:
         yield f"the fault: {race}"
+    if fault["fire"] is not None:
+        late_ns = int(fault["fire"]["before_ns"]) - int(fault["planned_ns"])
+        if late_ns > LATE_NS:
+            late = f"{late_ns / SECOND:.3f} s after its plan"
+            yield f"the fault came {late}, from which windows count"
     path = fault.get("path") or {}
     if path.get("proxied"):
         yield (

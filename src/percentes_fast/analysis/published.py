@@ -20,7 +20,7 @@ from percentes_fast.analysis import campaign
 from percentes_fast.analysis.campaign import Dropped, RunRow
 from percentes_fast.analysis.client import CanaryFigures
 from percentes_fast.analysis.gates import Gate
-from percentes_fast.analysis.golden import CHAIN
+from percentes_fast.analysis.golden import CHAIN, LATE
 from percentes_fast.analysis.inflight import Kill
 from percentes_fast.analysis.injected import container_faults, why_not
 from percentes_fast.analysis.kill import HostClock, find, host_clock
@@ -34,6 +34,7 @@ from percentes_fast.errors import DataError
 from percentes_fast.rundir import is_campaign, open_run, run_path
 
 SCHEMA_VERSION = 1
+LATE_S = 0.1  # then requests between plan and kill count in windows, and may have completed
 VARIANT = "process_kill"
 WINDOWS = ("baseline", "fault", "fault_degraded", "fault_recovered", "guard", "outage")
 NO_SCHEDULER = "no scheduler: the container runtime restarts in place"
@@ -413,8 +414,7 @@ def _gates(summary: Summary, chain: dict[str, Any] | None) -> dict[str, Any]:
     failed = any(not gate.holds for gate in summary.gates)
     if not summary.valid and not failed:
         gates.append(_other_reason(summary.invalid_reasons))
-    if chain is not None:
-        gates.append(chain)
+    gates += [each for each in (_late(summary), chain) if each is not None]
     return {
         "gates": gates,
         "all_pass": summary.valid,
@@ -458,6 +458,25 @@ def _chains(rows: Sequence[RunRow], others: Sequence[Dropped]) -> Iterator[dict[
         between = [each for each in others if before.run < each.run <= row.run]
         between.sort(key=lambda each: each.run)
         yield _not_a_chain(before, between) if between else None
+
+
+def _late(summary: Summary) -> dict[str, Any] | None:
+    """A gate for a run whose kill came after its plan: the file does not show from when windows and
+    recovery were counted.
+    """
+    fault = summary.fault
+    if fault is None or fault.fire_s is None or fault.fire_s - fault.planned_s < LATE_S:
+        return None
+    late_s = fault.fire_s - fault.planned_s
+    return {
+        "id": LATE,
+        "name": "the kill came within 0.1 s of its plan",
+        "applicable": False,
+        "observed": False,
+        "pass": False,
+        "label_determining": False,
+        "detail": f"fired {late_s:.3f} s after its plan, from which windows and recovery count",
+    }
 
 
 def _not_a_chain(before: RunRow, between: Sequence[Dropped]) -> dict[str, Any]:
