@@ -71,6 +71,31 @@ TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
 }
 
 
+class LineFile:
+    """Whole lines appended to a file; after one that a full disk cut the next begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._torn = False
+
+    def write(self, lines: bytes) -> bool:
+        """Writes lines with their ends; did all of it go out? Raises OSError where nothing did."""
+        data = b"\n" * self._torn + lines
+        written = os.write(self._fd, data)
+        self._torn = written < len(data)
+        return not self._torn
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def close(self) -> None:
+        """Closes the file; once is enough."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
 class Journal:
     """Facts appended while a run is under way, one JSON line each, kept in memory too."""
 
@@ -78,17 +103,17 @@ class Journal:
         """room: bytes that are taken on the disk now, so that it may fill up meanwhile."""
         self.lines: list[Any] = []
         self.lost = 0  # lines that a full disk kept from the file; they are still in `lines`
-        self._file = path.open("ab", buffering=0)
+        self._file = LineFile(path)
         if room:
             _take_room(self._file.fileno(), room)
 
     def append(self, fact: Any) -> None:
         """Adds a fact; a disk that is full costs the file copy, not the fact."""
         self.lines.append(fact)
-        try:
-            self._file.write(json.dumps(fact).encode() + b"\n")
-        except OSError:
-            self.lost += 1
+        whole = False
+        with contextlib.suppress(OSError):
+            whole = self._file.write(json.dumps(fact).encode() + b"\n")
+        self.lost += not whole
 
     def close(self) -> None:
         """Closes the file."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from percentes_fast.errors import FaultError
 from percentes_fast.faults.host import Host, HostError, tied
+from percentes_fast.rundir import LineFile
 
 ANSWER_S = 5.0
 QUIET_S = 3600.0 * 24
@@ -46,7 +47,7 @@ class Tail:
         # from the byte where it ends now: no line is lost until tail has started
         follow = f"tail -c +{int(said.out) + 1} -F -- {quoted} 2>/dev/null | {stamper}"
         self._channel = host.open(tied(follow), "the log reader")
-        self._file = into.open("ab", buffering=0)
+        self._file = LineFile(into)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -61,12 +62,9 @@ class Tail:
         )
 
     def _follow(self) -> None:
-        torn = False
         try:
             while True:
-                line = b"\n" * torn + self._channel.receive(QUIET_S).encode() + b"\n"
-                written = self._file.write(line)
-                torn = written < len(line)  # a disk that fills up
+                self._file.write(self._channel.receive(QUIET_S).encode() + b"\n")
         except (HostError, OSError, ValueError) as exc:
             self.lost = str(exc)
 

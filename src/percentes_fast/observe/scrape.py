@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -30,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from percentes_fast import priority
 from percentes_fast.errors import TargetError
+from percentes_fast.rundir import LineFile
 
 SECOND = 1_000_000_000
 OFFSET_NS = SECOND // 4  # ticks lie at k * every_s + 0.25 s, away from a run's whole seconds
@@ -330,19 +332,14 @@ class Lines:
 
     def __init__(self, path: str) -> None:
         self.lost = 0
-        self._torn = False
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = LineFile(Path(path))
 
     def append(self, fact: list[Any]) -> None:
-        """Writes the line; after one that was cut, on a new line."""
-        line = b"\n" * self._torn + json.dumps(fact, allow_nan=False).encode() + b"\n"
-        written = 0
+        """Writes the line, or counts it as lost."""
+        whole = False
         with contextlib.suppress(OSError):
-            written = os.write(self._fd, line)
-        if written < len(line):
-            self.lost += 1
-        if written:
-            self._torn = written < len(line)
+            whole = self._file.write(json.dumps(fact, allow_nan=False).encode() + b"\n")
+        self.lost += not whole
 
 
 class Observer:

@@ -28,7 +28,7 @@ from typing import Any
 
 from percentes_fast import priority
 from percentes_fast.errors import ClientError, ConfigError, TargetError
-from percentes_fast.rundir import read_log
+from percentes_fast.rundir import LineFile, read_log
 
 PR_SET_CHILD_SUBREAPER = 36
 STOP_GRACE_S = 5.0
@@ -127,8 +127,7 @@ class _Supervisor:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
-        self._log = Path(job["log"]).open("ab", buffering=0)  # noqa: SIM115 (lives with us)
-        self._torn = False  # the log ends inside a line
+        self._log = LineFile(Path(job["log"]))
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._servers: list[subprocess.Popen[bytes]] = []  # kept: one let go of would be reaped
@@ -187,16 +186,10 @@ class _Supervisor:
             print(json.dumps(fact), flush=True)
 
     def _write(self, kind: bytes, lines: list[bytes]) -> None:
-        """Stamps under the lock: two threads' lines stand in the order of their times.
-
-        After a line that a full disk cut the next begins on a new line.
-        """
+        """Stamps under the lock: two threads' lines stand in the order of their times."""
         with self._lock, suppress(OSError):  # a full disk costs log lines, not the server
             start = b"%d %s " % (time.monotonic_ns(), kind)
-            data = b"\n" * self._torn + b"".join(start + line + b"\n" for line in lines)
-            written = self._log.write(data)
-            if written:
-                self._torn = written < len(data)
+            self._log.write(b"".join(start + line + b"\n" for line in lines))
 
     def _stamp(self, fd: int) -> None:
         """Each line gets the time of the read that brought its end."""
