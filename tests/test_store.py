@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from percentes_fast import schema, store
+from percentes_fast import rundir, schema, store
 from percentes_fast.engine import slabs
 from percentes_fast.errors import ClientError, DataError
 from whole_run import wait_for
@@ -86,7 +86,7 @@ def test_start_ticks_of_a_process_with_a_hostile_name(start: Starter, tmp_path: 
     before = uptime_ticks()
     process = start(str(program))
     after = uptime_ticks()
-    found = store.start_ticks(process.pid)
+    found = rundir.start_ticks(process.pid)
     assert found is not None
     assert before - 2 <= found <= after + 2  # both are cut off to 10 ms
 
@@ -94,9 +94,9 @@ def test_start_ticks_of_a_process_with_a_hostile_name(start: Starter, tmp_path: 
 def test_a_zombie_is_dead(start: Starter) -> None:
     process = start(sys.executable, "-c", "")
     wait_for(lambda: b") Z " in Path(f"/proc/{process.pid}/stat").read_bytes())
-    assert store.start_ticks(process.pid) is None
+    assert rundir.start_ticks(process.pid) is None
     process.wait()
-    assert store.start_ticks(process.pid) is None
+    assert rundir.start_ticks(process.pid) is None
 
 
 # ---------------------------------------------------------------- a run's parent
@@ -125,19 +125,19 @@ ALIVE, LOST = "is still under way", "its records are lost"
 
 
 def test_the_run_s_own_process_is_waited_for(ours: subprocess.Popen[str], tmp_path: Path) -> None:
-    ticks = store.start_ticks(ours.pid)
+    ticks = rundir.start_ticks(ours.pid)
     path = run_dir(tmp_path / "run", parent_pid=ours.pid, parent_start_ticks=ticks)
     assert ALIVE in told(path)
 
 
 def test_a_later_process_with_its_pid_is_not(ours: subprocess.Popen[str], tmp_path: Path) -> None:
-    ticks = (store.start_ticks(ours.pid) or 0) - 1
+    ticks = (rundir.start_ticks(ours.pid) or 0) - 1
     path = run_dir(tmp_path / "run", parent_pid=ours.pid, parent_start_ticks=ticks)
     assert LOST in told(path)
 
 
 def test_its_zombie_is_not(ours: subprocess.Popen[str], tmp_path: Path) -> None:
-    ticks = store.start_ticks(ours.pid)
+    ticks = rundir.start_ticks(ours.pid)
     ours.kill()
     os.waitid(os.P_PID, ours.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the table
     path = run_dir(tmp_path / "run", parent_pid=ours.pid, parent_start_ticks=ticks)

@@ -236,7 +236,7 @@ class Campaign:
             if armed is None:
                 continue
             here = config.ssh.target is None
-            if here and store.start_ticks(armed["pid"]) == armed["start_ticks"]:
+            if here and rundir.start_ticks(armed["pid"]) == armed["start_ticks"]:
                 continue
             told = "has ended since" if here else "may have ended since, which SSH does not tell"
             raise FaultError(

@@ -240,7 +240,7 @@ def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "clock_source": clock_source,
         "parent_pid": os.getpid(),
-        "parent_start_ticks": _start_ticks(),
+        "parent_start_ticks": rundir.start_ticks(os.getpid()),
         "cores": {"workers": list(run.cores.workers), "rest": list(run.cores.rest)},
         "targets": [
             {"name": name, "address": address.ip, "port": address.port}
@@ -251,11 +251,6 @@ def _manifest(run: _Run, answer: dict[str, Any]) -> dict[str, Any]:
         "preflight": answer,
         "server": _server_kind(run.loaded.config),
     }
-
-
-def _start_ticks() -> int:
-    """When this process began, in clock ticks since boot: with its pid, which process it is."""
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _server_kind(config: Config) -> str:

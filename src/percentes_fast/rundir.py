@@ -263,6 +263,18 @@ def read_campaign(path: Path) -> dict[str, Any]:
     return found
 
 
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (/proc/PID/stat, field 22): with its pid,
+    who it is. None where no such process lives; a zombie is dead.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()  # the name before it may hold anything; from field 3
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
 def claims_sha256(config: Mapping[str, Any]) -> str:
     """Of the predictions and the headline of a configuration as plain data."""
     claims = {key: config.get(key) for key in ("predictions", "headline")}

@@ -131,18 +131,6 @@ def _opened(path: Path, names: Sequence[str]) -> list[slabs.Slab]:
         raise RecordsLostError(f"{path}: its records are lost ({exc}); measure it again") from exc
 
 
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (/proc/PID/stat, field 22): with its pid,
-    who it is. None where no such process lives; a zombie is dead.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat.rpartition(b")")[2].split()  # the name before it may hold anything; from field 3
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
 def _lives(parent_pid: int, ticks: int | None) -> bool:
     """Is that the process of the run still? ticks None: an older directory, which names only a pid,
     so that the command line must do.
@@ -150,7 +138,7 @@ def _lives(parent_pid: int, ticks: int | None) -> bool:
     if parent_pid == os.getpid():  # this one has another task now, or its pid is an older one's
         return False
     if ticks is not None:
-        return start_ticks(parent_pid) == ticks
+        return rundir.start_ticks(parent_pid) == ticks
     return _is_ours(parent_pid)
 
 

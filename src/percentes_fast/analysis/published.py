@@ -468,27 +468,26 @@ def _late(summary: Summary) -> dict[str, Any] | None:
     if fault is None or fault.fire_s is None or fault.fire_s - fault.planned_s < LATE_S:
         return None
     late_s = fault.fire_s - fault.planned_s
-    return {
-        "id": LATE,
-        "name": "the kill came within 0.1 s of its plan",
-        "applicable": False,
-        "observed": False,
-        "pass": False,
-        "label_determining": False,
-        "detail": f"fired {late_s:.3f} s after its plan, from which windows and recovery count",
-    }
+    told = f"fired {late_s:.3f} s after its plan, from which windows and recovery count"
+    return _not_applicable(LATE, "the kill came within 0.1 s of its plan", told)
 
 
 def _not_a_chain(before: RunRow, between: Sequence[Dropped]) -> dict[str, Any]:
     told = "; ".join(f"{each.directory or f'run {each.run}'}: {each.reason}" for each in between)
+    name = "the container is as the run before this one in this file left it"
+    return _not_applicable(CHAIN, name, f"since {before.directory}: {told}")
+
+
+def _not_applicable(name: str, holds: str, detail: str) -> dict[str, Any]:
+    """A gate that says what this file cannot show of a run."""
     return {
-        "id": CHAIN,
-        "name": "the container is as the run before this one in this file left it",
+        "id": name,
+        "name": holds,
         "applicable": False,
         "observed": False,
         "pass": False,
         "label_determining": False,
-        "detail": f"since {before.directory}: {told}",
+        "detail": detail,
     }
 
 
